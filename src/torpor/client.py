@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from torpor import errors
@@ -31,7 +31,7 @@ class Client:
 
     def node(self) -> Json:
         """Facts of the node and its agent."""
-        return self._json("GET", "/v1/node")
+        return self._object("GET", "/v1/node")
 
     # Sessions
 
@@ -62,20 +62,21 @@ class Client:
             "idle_after": idle_after,
             "kind": kind,
         }
-        return self._json("POST", "/v1/sessions", request)
+        return self._object("POST", "/v1/sessions", request)
 
     def sessions(self) -> list[Json]:
         """The caller's sessions (root: everybody's), oldest first."""
-        return cast(list[Json], self._json("GET", "/v1/sessions"))
+        answer: list[Json] = self._json("GET", "/v1/sessions")
+        return answer
 
     def session(self, ref: str) -> Json:
         """One session by id or own name. Raises NotFound."""
-        return self._json("GET", _route(ref))
+        return self._object("GET", _route(ref))
 
     def watch(self, ref: str, version: int, timeout: float = 30.0) -> Json:
         """The session as soon as its version is greater than `version`, or as it is after `timeout` seconds."""
         route = _route(ref, "watch", version=version, timeout=timeout)
-        return self._json("GET", route, timeout=timeout + ANSWER_TIMEOUT)
+        return self._object("GET", route, timeout=timeout + ANSWER_TIMEOUT)
 
     def signal(self, ref: str, signum: int) -> None:
         """Sends a signal to the main command's process group."""
@@ -83,15 +84,15 @@ class Client:
 
     def end(self, ref: str, *, keep: bool) -> Json:
         """Ends it: SIGTERM, SIGKILL after a grace. `keep`: its checkpoints stay."""
-        return self._json("POST", _route(ref, "end"), {"keep": keep})
+        return self._object("POST", _route(ref, "end"), {"keep": keep})
 
     def remove(self, ref: str, *, force: bool = False) -> Json:
         """Removes a session and its checkpoints; the answer has `bytes_freed`. `force`: a live one, too."""
-        return self._json("DELETE", _route(ref, force=int(force)), timeout=None)
+        return self._object("DELETE", _route(ref, force=int(force)), timeout=None)
 
     def why(self, ref: str) -> Json:
         """The verdict: keys `verdict`, `since`, `sentence`, `policy`."""
-        return self._json("GET", _route(ref, "why"))
+        return self._object("GET", _route(ref, "why"))
 
     def logs(self, ref: str, stream: str = "out", *, follow: bool = False) -> Iterator[bytes]:
         """What the session printed, in pieces as they come; with `follow` until it has ended."""
@@ -109,7 +110,8 @@ class Client:
 
     def checkpoints(self, ref: str) -> list[Json]:
         """A session's checkpoints, newest first."""
-        return cast(list[Json], self._json("GET", _route(ref, "checkpoints")))
+        answer: list[Json] = self._json("GET", _route(ref, "checkpoints"))
+        return answer
 
     def verify(self, ref: str) -> Iterator[Json]:
         """Reads and authenticates every byte of a session's checkpoints, or of one checkpoint. Events as above."""
@@ -122,7 +124,7 @@ class Client:
         self._json("PUT", _route(ref, "kernel"), dict(kernel))
 
     def quiesced(self, ref: str, version: int, ok: bool, reason: str = "") -> None:
-        """The relay's answer to the state `hibernating` of this version: nothing is in flight, or a sentence why not."""
+        """The relay's answer to state `hibernating` of this version: nothing is in flight, or a sentence why not."""
         self._json("POST", _route(ref, "quiesced"), {"version": version, "ok": ok, "reason": reason})
 
     def answered(self, ref: str, version: int) -> None:
@@ -130,6 +132,10 @@ class Client:
         self._json("POST", _route(ref, "answered"), {"version": version})
 
     # Inside
+
+    def _object(self, method: str, route: str, body: Any = None, timeout: float | None = ANSWER_TIMEOUT) -> Json:
+        answer: Json = self._json(method, route, body, timeout)
+        return answer
 
     def _json(self, method: str, route: str, body: Any = None, timeout: float | None = ANSWER_TIMEOUT) -> Any:
         with self._request(method, route, body, timeout) as response:
@@ -167,7 +173,7 @@ class Client:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise errors.AgentUnreachable(
-                f"No agent answers on {self.paths.agent_socket} ({error or type(error).__name__}).",
+                f"No agent answers on {self.paths.agent_socket} ({str(error) or type(error).__name__}).",
                 safe="Sessions run on without it.",
                 hint="Start it with: torpor up",
             ) from error
