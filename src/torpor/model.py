@@ -152,5 +152,5 @@ class Operation(msgspec.Struct):
     checkpoint: str | None = None  # the one made, or the one resumed from
     result: dict[str, Any] | None = None
     error: dict[str, str] | None = None
-    before: State | None = None  # the session's state when it started
+    before: State = State.RUNNING  # the session's state when it started
     processes: tuple[ProcessId, ...] = ()  # CRIU and its half-restored tree: ended when the operation is undone

@@ -116,6 +116,11 @@ def nspid(pid: int) -> int:
     return int(_status(pid)["NSpid"].split()[-1])
 
 
+def traced(pids: Iterable[int]) -> bool:
+    """Whether a debugger, or CRIU, still holds one of these processes."""
+    return any(int(_status(pid).get("TracerPid", "0")) for pid in pids if _stat(pid) is not None)
+
+
 def uid(pid: int) -> int:
     """The effective user id of the process. Raises NotFound."""
     return int(_status(pid)["Uid"].split()[1])

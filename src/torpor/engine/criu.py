@@ -1,0 +1,184 @@
+"""Running CRIU: the only module that starts it. Every run has a deadline, after which it is ended.
+
+CRIU asks before its two points of no return (see `hook.py`): with the tree frozen and everything sent
+("post-dump"), and with the tree restored but not yet running ("post-restore"). What we answer decides.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torpor.engine import procfs
+from torpor.engine.criu_binary import Criu
+from torpor.errors import EngineError
+from torpor.model import ProcessId
+
+HARMLESS = ("RLIMIT_NOFILE for self",)
+ERROR_LINES = 4
+GATE = 'read -r go && exec "$@" </dev/null'  # the process exists, and is on record, before it does anything
+
+
+class CriuRun:
+    """One run of CRIU.
+
+    `folder` (private to the worker) holds the images, the log and the hook's socket. `note` is called with the
+    process before it may do anything, so that whoever cleans up after a crash can find it.
+    """
+
+    def __init__(
+        self,
+        criu: Criu,
+        action: str,
+        arguments: Sequence[str],
+        folder: Path,
+        *,
+        deadline: float,
+        pass_fds: Sequence[int] = (),
+        note: Callable[[ProcessId], None] = lambda _: None,
+    ) -> None:
+        self._folder = folder
+        self._action = action
+        self._deadline = time.monotonic() + deadline
+        self._allowed = deadline
+        self._asking: socket.socket | None = None
+        self.timed_out = False
+        hook = self._install_hook()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(folder / "hook.sock"))
+        self._listener.listen()
+        command = [
+            *criu.argv,
+            action,
+            *("--images-dir", str(folder), "--log-file", f"{action}.log", "-v2"),
+            *("--timeout", str(int(deadline) + 1), "--action-script", str(hook)),
+            *arguments,
+        ]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", GATE, "torpor-criu", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+        )
+        self._pidfd = os.pidfd_open(self._process.pid)
+        started = procfs.start_time(self._process.pid)
+        assert started is not None
+        assert self._process.stdin is not None
+        note(ProcessId(self._process.pid, started, procfs.boot_id()))
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.close()
+        self._watchdog = threading.Timer(deadline, self._time_out)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    @property
+    def pid(self) -> int:
+        """CRIU's own pid."""
+        return self._process.pid
+
+    def wait_for(self, point: str) -> int:
+        """Waits until CRIU asks at `point`; returns the pid (on the node) of the tree's init.
+
+        Questions before that point are answered with "go on". Raises EngineError when CRIU ends instead.
+        """
+        while True:
+            poller = select.poll()
+            poller.register(self._listener, select.POLLIN)
+            poller.register(self._pidfd, select.POLLIN)
+            ready = {fd for fd, _ in poller.poll()}
+            if self._listener.fileno() not in ready:
+                self._process.wait()
+                raise self.failure()
+            asking, _ = self._listener.accept()
+            asked, _, pid = asking.recv(128).decode().partition(" ")
+            if asked == point:
+                self._asking = asking
+                return int(pid)
+            asking.send(b"0")
+            asking.close()
+
+    def answer(self, *, go_on: bool) -> None:
+        """Answers the question that `wait_for` returned with. Without an open question nothing happens."""
+        if self._asking is not None:
+            with self._asking as asking:
+                self._asking = None
+                try:
+                    asking.send(b"0" if go_on else b"1")
+                except OSError:
+                    return  # CRIU is gone; `wait` tells how
+
+    def wait(self) -> int:
+        """CRIU's exit status, once it has ended by itself or at its deadline."""
+        status = self._process.wait()
+        self._watchdog.cancel()
+        self._listener.close()
+        os.close(self._pidfd) if self._pidfd >= 0 else None
+        self._pidfd = -1
+        return status
+
+    def end(self) -> None:
+        """Ends CRIU, its hook, and whatever it was restoring, at once. A tree that it had frozen goes on."""
+        for pid in reversed(procfs.tree(self._process.pid)):
+            _kill(pid)
+        self._process.wait()
+
+    def failure(self) -> EngineError:
+        """What went wrong, in CRIU's own last words."""
+        verb = "save" if self._action == "dump" else "restore"
+        if self.timed_out:
+            return EngineError(f"CRIU did not {verb} the session within {self._allowed:.0f} seconds and was ended.")
+        said = "; ".join(self.errors()) or f"it ended with status {self._process.returncode} and no message"
+        return EngineError(f"CRIU could not {verb} the session: {said}.")
+
+    def errors(self) -> list[str]:
+        """The last error lines of CRIU's log, without times and source positions."""
+        try:
+            lines = (self._folder / f"{self._action}.log").read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+        said = [line.split("): ", 1)[-1].strip() for line in lines if "Error (" in line]
+        return [line for line in said if not any(part in line for part in HARMLESS)][-ERROR_LINES:]
+
+    def keep_log(self, target: Path) -> None:
+        """Copies CRIU's log (root only) to where it outlives this run."""
+        source = self._folder / f"{self._action}.log"
+        if source.exists():
+            with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as copy:
+                copy.write(source.read_bytes())
+
+    def _install_hook(self) -> Path:
+        hook = self._folder / "hook.py"
+        shutil.copyfile(Path(__file__).with_name("hook.py"), hook)
+        text = hook.read_text().replace("/usr/bin/python3", _plain_python(), 1)
+        hook.write_text(text)
+        hook.chmod(0o700)
+        return hook
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        for pid in reversed(procfs.tree(self._process.pid)):
+            _kill(pid)
+
+
+def _plain_python() -> str:
+    system = Path("/usr/bin/python3")
+    return str(system) if system.exists() else sys.executable
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

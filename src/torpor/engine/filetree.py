@@ -1,0 +1,222 @@
+"""A session's own /dev/shm, saved and laid out again: names, owners, modes, links, and content with its holes.
+
+CRIU would pack it with `tar` and gzip; content that goes straight into the store is chunked and deduplicated
+like memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from torpor.errors import IntegrityError
+
+SEGMENT = 8 << 20
+BLOCK = 256 << 10
+
+Put = Callable[[memoryview, list[int]], list[bytes]]
+Read = Callable[[list[bytes], memoryview, list[int]], None]
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One file, folder, symbolic link or FIFO. `path` is relative; `extents` are (offset, bytes) that hold data."""
+
+    path: str
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size: int = 0
+    extents: tuple[tuple[int, int], ...] = ()
+    target: str | None = None  # of a symbolic link
+    same_as: str | None = None  # another name of a file that came earlier
+    attributes: dict[str, bytes] = {}
+
+
+class SavedTree(msgspec.Struct):
+    """What `save` returns: the nodes, and the chunks of all their content in order."""
+
+    nodes: list[Node]
+    ids: list[bytes]
+    lengths: list[int]
+
+
+def save(root: Path, put: Put, segment: memoryview) -> SavedTree:
+    """Stores everything below `root` (a frozen session's folder: nothing changes meanwhile).
+
+    No symbolic link is followed and no mount crossed. Sockets are left to CRIU. `segment` is scratch of SEGMENT bytes.
+    Raises OSError, and whatever `put` raises.
+    """
+    saved = SavedTree([], [], [])
+    seen: dict[int, str] = {}
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        device = os.fstat(top).st_dev
+        saved.nodes.append(_node(top, ".", os.fstat(top), {}))
+        for folder, names, files, at in os.fwalk(".", dir_fd=top, follow_symlinks=False):
+            for name in sorted([*names, *files]):
+                facts = os.stat(name, dir_fd=at, follow_symlinks=False)
+                if facts.st_dev != device or stat.S_ISSOCK(facts.st_mode):
+                    continue
+                path = os.path.normpath(os.path.join(folder, name))
+                saved.nodes.append(_save_one(at, name, path, facts, seen, saved, put, segment))
+    finally:
+        os.close(top)
+    return saved
+
+
+def lay_out(root: Path, nodes: list[Node], ids: list[bytes], lengths: list[int], read: Read) -> None:
+    """Rebuilds a saved tree in the empty folder `root`, which nobody else can reach yet.
+
+    Raises IntegrityError when the nodes and the chunks do not fit together, and whatever `read` raises.
+    """
+    chunks = _Chunks(ids, lengths, read)
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for node in nodes:
+            _check(node.path)
+            if stat.S_ISDIR(node.mode):
+                if node.path != ".":
+                    os.mkdir(node.path, dir_fd=top)
+            elif node.same_as is not None:
+                _check(node.same_as)
+                os.link(node.same_as, node.path, src_dir_fd=top, dst_dir_fd=top)
+                continue
+            elif node.target is not None:
+                os.symlink(node.target, node.path, dir_fd=top)
+            elif stat.S_ISFIFO(node.mode):
+                os.mkfifo(node.path, dir_fd=top)
+            else:
+                _write_file(top, node, chunks)
+            _dress(top, node)
+        for node in nodes:
+            if stat.S_ISDIR(node.mode):
+                os.utime(node.path, ns=(node.mtime_ns, node.mtime_ns), dir_fd=top)
+    finally:
+        os.close(top)
+    if not chunks.exhausted:
+        raise IntegrityError("The checkpoint's /dev/shm holds more bytes than its files need.")
+
+
+class _Chunks:
+    """Hands out the content in order, never more than a segment at once."""
+
+    def __init__(self, ids: list[bytes], lengths: list[int], read: Read) -> None:
+        self._ids, self._lengths, self._read = ids, lengths, read
+        self._next = 0
+
+    @property
+    def exhausted(self) -> bool:
+        return self._next == len(self._ids)
+
+    def pieces(self, size: int) -> Iterator[bytes | memoryview]:
+        while size > 0:
+            first, total = self._next, 0
+            while self._next < len(self._ids) and total < min(size, SEGMENT):
+                total += self._lengths[self._next]
+                self._next += 1
+            if total == 0 or total > size:
+                raise IntegrityError("The checkpoint's /dev/shm does not hold the bytes that its files need.")
+            buffer = memoryview(bytearray(total))
+            self._read(self._ids[first : self._next], buffer, self._lengths[first : self._next])
+            yield buffer
+            size -= total
+
+
+def _save_one(
+    at: int,
+    name: str,
+    path: str,
+    facts: os.stat_result,
+    seen: dict[int, str],
+    saved: SavedTree,
+    put: Put,
+    segment: memoryview,
+) -> Node:
+    if stat.S_ISLNK(facts.st_mode):
+        node = _node(None, path, facts, {})
+        return msgspec.structs.replace(node, target=os.readlink(name, dir_fd=at))
+    if stat.S_ISREG(facts.st_mode):
+        if facts.st_ino in seen:
+            return msgspec.structs.replace(_node(None, path, facts, {}), same_as=seen[facts.st_ino])
+        if facts.st_nlink > 1:
+            seen[facts.st_ino] = path
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+        try:
+            extents = tuple(_extents(opened, facts.st_size))
+            for offset, size in extents:
+                _store(opened, offset, size, saved, put, segment)
+            return msgspec.structs.replace(_node(opened, path, facts, {}), size=facts.st_size, extents=extents)
+        finally:
+            os.close(opened)
+    return _node(None, path, facts, {})
+
+
+def _node(opened: int | None, path: str, facts: os.stat_result, attributes: dict[str, bytes]) -> Node:
+    if opened is not None:
+        attributes = {name: os.getxattr(opened, name) for name in os.listxattr(opened)}
+    return Node(
+        path=path,
+        mode=facts.st_mode,
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mtime_ns=facts.st_mtime_ns,
+        attributes=attributes,
+    )
+
+
+def _extents(opened: int, size: int) -> Iterator[tuple[int, int]]:
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(opened, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return
+            raise
+        offset = os.lseek(opened, start, os.SEEK_HOLE)
+        yield start, offset - start
+
+
+def _store(opened: int, offset: int, size: int, saved: SavedTree, put: Put, segment: memoryview) -> None:
+    end = offset + size
+    while offset < end:
+        wanted = min(end - offset, SEGMENT - offset % BLOCK)
+        got = os.preadv(opened, [segment[:wanted]], offset)
+        if got == 0:
+            raise OSError(f"a file of the session's /dev/shm ended at {offset} instead of {end}")
+        cuts = [*range(BLOCK - offset % BLOCK, got, BLOCK), got]
+        saved.ids += put(segment[:got], cuts)
+        saved.lengths += [cut - start for start, cut in zip([0, *cuts], cuts, strict=False)]
+        offset += got
+
+
+def _write_file(top: int, node: Node, chunks: _Chunks) -> None:
+    opened = os.open(node.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=top)
+    try:
+        os.ftruncate(opened, node.size)
+        for start, size in node.extents:
+            offset = start
+            for piece in chunks.pieces(size):
+                offset += os.pwrite(opened, piece, offset)
+    finally:
+        os.close(opened)
+
+
+def _dress(top: int, node: Node) -> None:
+    os.chown(node.path, node.uid, node.gid, dir_fd=top, follow_symlinks=False)
+    if node.target is None:
+        os.chmod(node.path, stat.S_IMODE(node.mode), dir_fd=top)
+        for name, value in node.attributes.items():
+            os.setxattr(f"/proc/self/fd/{top}/{node.path}", name, value)
+    os.utime(node.path, ns=(node.mtime_ns, node.mtime_ns), dir_fd=top, follow_symlinks=False)
+
+
+def _check(path: str) -> None:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise IntegrityError(f"The checkpoint names a file outside of its folder: {path!r}.")

@@ -1,0 +1,111 @@
+"""CRIU's image files: the few we write ourselves, and all the small ones as one stream of chunks.
+
+With `--page-server` a dump writes neither pagemap nor pages; on the way back we write both. The layouts are
+those of CRIU's `images/pagemap.proto` (MIT) and `criu/include/magic.h`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from torpor.engine.pagestream import TYPE_TASK, Entry, PageObject
+
+IMG_COMMON_MAGIC = 0x54564319
+PAGEMAP_MAGIC = 0x56084025
+ENTRY = struct.Struct("<QQI")
+NOT_STORED = (".log", ".py", ".sock", ".pid")
+
+
+def small_images(folder: Path) -> Iterator[Path]:
+    """The image files of a dump made with a page server, in a stable order."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".img" and path.name != "stats-dump.img":
+            yield path
+
+
+def pack_entries(entries: list[Entry]) -> bytes:
+    """A pagemap as bytes for the manifest: 20 bytes an entry."""
+    return b"".join(ENTRY.pack(entry.vaddr, entry.pages, entry.flags) for entry in entries)
+
+
+def unpack_entries(packed: bytes) -> list[Entry]:
+    """The reverse of `pack_entries`."""
+    return [Entry(*fields) for fields in ENTRY.iter_unpack(packed)]
+
+
+def write_pagemap(folder: Path, kind: int, image_id: int, pages_id: int, entries: list[Entry]) -> None:
+    """Writes `pagemap-ID.img` (or `pagemap-shmem-ID.img`), whose pages are in `pages-PAGES_ID.img`."""
+    name = f"pagemap-{image_id}.img" if kind == TYPE_TASK else f"pagemap-shmem-{image_id}.img"
+    parts = [struct.pack("<II", IMG_COMMON_MAGIC, PAGEMAP_MAGIC), _message(_field(1, pages_id))]
+    parts += [
+        _message(
+            _field(1, entry.vaddr)
+            + _field(2, entry.pages & 0xFFFFFFFF)
+            + _field(4, entry.flags)
+            + _field(5, entry.pages)
+        )
+        for entry in entries
+    ]
+    (folder / name).write_bytes(b"".join(parts))
+
+
+def parse_object_name(name: str) -> PageObject:
+    """An empty PageObject for a manifest's `pages/task/ID` or `pages/shmem/ID`. Raises ValueError otherwise."""
+    first, kind, image_id = name.split("/")
+    if first != "pages" or kind not in ("task", "shmem"):
+        raise ValueError(f"{name} is not the name of memory")
+    return PageObject(TYPE_TASK if kind == "task" else TYPE_TASK + 1, int(image_id))
+
+
+def frozen_seconds(folder: Path) -> float:
+    """How long the tree was frozen, from CRIU's `stats-dump.img`. Raises FileNotFoundError."""
+    data = (folder / "stats-dump.img").read_bytes()
+    (size,) = struct.unpack_from("<I", data, 8)
+    for number, value in _fields(data[12 : 12 + size]):
+        if number == 1 and isinstance(value, bytes):
+            return sum(inner for field, inner in _fields(value) if field == 2 and isinstance(inner, int)) / 1e6
+    return 0.0
+
+
+def _message(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+def _field(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message that holds only varints and length-delimited values."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(data):
+        key = varint()
+        if key & 7 == 2:
+            size = varint()
+            yield key >> 3, data[position : position + size]
+            position += size
+        else:
+            yield key >> 3, varint()

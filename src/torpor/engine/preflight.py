@@ -1,0 +1,69 @@
+"""What in a tree cannot be saved, found by looking only: nothing is stopped, traced or changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torpor.engine import procfs
+
+# What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
+UNSAVABLE = {
+    "anon_inode:[io_uring]": "an io_uring ring, which CRIU cannot save (set UV_USE_IO_URING=0 for uvloop and Node.js)",
+    "anon_inode:[perf_event]": "a performance counter, which CRIU cannot save",
+    "anon_inode:[userfaultfd]": "a userfaultfd, which CRIU cannot save",
+    "anon_inode:[fanotify]": "a fanotify group, which CRIU cannot save",
+    "anon_inode:kvm": "a virtual machine, which CRIU cannot save",
+    "/dev/nvidia": "an NVIDIA GPU file; GPU memory cannot be saved yet",
+    "/dev/dri/": "a GPU file, which cannot be saved yet",
+    "/dev/kfd": "an AMD GPU file, which cannot be saved yet",
+    "/dev/infiniband/": "an InfiniBand device, which CRIU cannot save",
+    "/dev/gdrdrv": "a GPUDirect file, which CRIU cannot save",
+    "/dev/fuse": "a FUSE connection, which CRIU cannot save",
+}
+NESTABLE = ("pid", "mnt", "user", "net", "ipc", "uts")
+
+
+def objections(init_pid: int) -> list[str]:
+    """One sentence for each thing below `init_pid` that cannot be saved; empty when nothing stands against it."""
+    found: list[str] = []
+    expected = procfs.namespaces(init_pid)
+    for pid in procfs.tree(init_pid):
+        name = _name(pid)
+        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected)]
+    return list(dict.fromkeys(found))
+
+
+def _objections(pid: int, expected: dict[str, str]) -> Iterator[str]:
+    try:
+        links = [(fd, os.readlink(f"/proc/{pid}/fd/{fd}")) for fd in os.listdir(f"/proc/{pid}/fd")]
+        maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
+        status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
+        namespaces = procfs.namespaces(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it ended while we looked
+    for fd, link in links:
+        for start, why in UNSAVABLE.items():
+            if link.startswith(start):
+                yield f"has {why} (descriptor {fd})"
+    for mapped in maps:
+        for start, why in UNSAVABLE.items():
+            if mapped.startswith(start):
+                yield f"has mapped {why}"
+    if int(status.get("TracerPid", "0")):
+        yield f"is being debugged by process {status['TracerPid'].strip()}"
+    for kind in NESTABLE:
+        if namespaces.get(kind) != expected.get(kind):
+            yield f"is in a {kind} namespace of its own (a container or sandbox inside the session)"
+
+
+def _lines(pid: int, name: str) -> list[str]:
+    return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "?"

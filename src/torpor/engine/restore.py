@@ -1,0 +1,118 @@
+"""Bringing a session back: images laid out in private memory, CRIU, and a last question before it runs."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torpor.engine import images, private_mounts
+from torpor.engine.criu import CriuRun
+from torpor.engine.criu_binary import Criu
+from torpor.engine.pagestream import PAGE, Entry, PageObject
+from torpor.model import ProcessId
+
+ARGUMENTS = (
+    *("--restore-detached", "--tcp-close", "--ext-unix-sk", "--file-locks", "--link-remap"),
+    *("--manage-cgroups=ignore", "--auto-dedup", "--external", "mnt[]:m"),
+)
+READ_AT_ONCE = 16 << 20
+
+Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
+
+
+def lay_out_memory(folder: Path, objects: Sequence[PageObject], read: Read, progress: Callable[[int], None]) -> None:
+    """Writes the pagemaps and pages of `objects` as CRIU's images. `read` authenticates each chunk.
+
+    `progress` is called with the bytes laid out so far. Raises whatever `read` raises.
+    """
+    done = 0
+    for pages_id, found in enumerate(objects, start=1):
+        images.write_pagemap(folder, found.kind, found.image_id, pages_id, found.entries)
+        done = _write_pages(folder / f"pages-{pages_id}.img", found, read, done, progress)
+
+
+class Restore:
+    """One run of `criu restore`.
+
+    `start` returns with the tree restored but not running; then `let_go` or `undo`.
+    """
+
+    def __init__(
+        self,
+        criu: Criu,
+        folder: Path,
+        root: Path,
+        shared_memory: Path,
+        *,
+        deadline: float,
+        extra: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+        note: Callable[[ProcessId], None] = lambda _: None,
+    ) -> None:
+        """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
+        private_mounts.bind_root(root)
+        self._run = CriuRun(
+            criu,
+            "restore",
+            [*ARGUMENTS, "--root", str(root), "--external", f"mnt[shm]:{shared_memory}", *extra],
+            folder,
+            deadline=deadline,
+            pass_fds=pass_fds,
+            note=note,
+        )
+
+    def start(self) -> int:
+        """Restores everything; the tree exists but does not run yet. Returns its init's pid on the node.
+
+        Raises EngineError.
+        """
+        return self._run.wait_for("post-restore")
+
+    def let_go(self) -> None:
+        """Lets the restored tree run. Raises EngineError when CRIU failed at the very end (and ended the tree)."""
+        self._run.answer(go_on=True)
+        if self._run.wait() != 0:
+            raise self._run.failure()
+
+    def undo(self, keep_log: Path | None = None) -> None:
+        """Ends CRIU and everything that it had restored so far."""
+        self._run.answer(go_on=False)
+        self._run.end()
+        self._run.wait()
+        if keep_log is not None:
+            self._run.keep_log(keep_log)
+
+
+def empty_object(name: str, entries: bytes) -> PageObject:
+    """The PageObject of a manifest's `pages/…` object, still without chunks. Raises ValueError."""
+    found = images.parse_object_name(name)
+    found.entries = images.unpack_entries(entries)
+    return found
+
+
+def present_bytes(entries: Sequence[Entry]) -> int:
+    """Bytes of pages that a pagemap says are in its pages image."""
+    return sum(entry.pages for entry in entries if entry.flags & 4) * PAGE
+
+
+def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:
+    size = found.bytes_present
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as image:
+        image.truncate(size)
+        if size == 0:
+            return done
+        with mmap.mmap(image.fileno(), size) as mapped, memoryview(mapped) as view:
+            offset = first = 0
+            while first < len(found.ids):
+                last, total = first, 0
+                while last < len(found.ids) and (total == 0 or total + found.lengths[last] <= READ_AT_ONCE):
+                    total += found.lengths[last]
+                    last += 1
+                read(found.ids[first:last], view[offset : offset + total], found.lengths[first:last])
+                offset += total
+                first = last
+                done += total
+                progress(done)
+    return done

@@ -1,0 +1,122 @@
+"""Carrying out a plan step by step, with every step on record, and undoing it when something fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torpor.engine.criu_binary import Criu
+from torpor.errors import EngineError, StoreError, TorporError
+from torpor.model import Operation, OperationKind, ProcessId, Session, State
+from torpor.paths import Paths
+from torpor.sessions.registry import Registry
+from torpor.store import Store
+
+PAUSE_AFTER = "TORPOR_PAUSE_AFTER"  # for tests: "hibernate:commit" stops the worker after that step, for ever
+
+Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all (0: not known)
+
+
+@dataclass
+class Context:
+    """Everything that a transition works with. `scratch` is private memory that vanishes with the worker."""
+
+    paths: Paths
+    registry: Registry
+    store: Store
+    criu: Criu
+    operation: Operation
+    session: Session
+    scratch: Path
+    progress: Progress
+
+    def note(self, *processes: ProcessId) -> None:
+        """Adds to the processes that have to be gone before the operation can be recovered."""
+        noted = self.registry.operation(self.operation.id).processes
+        self.registry.note_processes(self.operation.id, [*noted, *(one for one in processes if one not in noted)])
+
+    @property
+    def log(self) -> Path:
+        """Where CRIU's log of a failed run is kept (root only)."""
+        return self.paths.state / "logs" / f"{self.session.id}-{self.operation.kind}.log"
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a transition ends: the session's new state and further fields, and the result for whoever asked."""
+
+    state: State
+    result: dict[str, Any]
+    changes: dict[str, Any]
+
+
+class Transition(Protocol):
+    """One kind of transition. `steps` maps each step of the plan, except `record`, to what does it."""
+
+    def steps(self) -> dict[str, Callable[[], None]]:
+        """What to call for each step."""
+        ...
+
+    def record(self) -> Done:
+        """Called last. What it returns is written to the registry together with the end of the operation."""
+        ...
+
+    def undo(self) -> None:
+        """Called after a failure of any step: the session is then as it was before."""
+        ...
+
+
+def execute(context: Context, transition: Transition) -> None:
+    """Runs the plan. Raises the failure of a step after everything was undone and the registry says so."""
+    operation, registry = context.operation, context.registry
+    actions = transition.steps()
+    try:
+        for step in operation.steps[:-1]:
+            actions[step]()
+            registry.mark_step(operation.id, step)
+            _pause(operation.kind, step)
+        done = transition.record()
+    except (TorporError, OSError) as failure:
+        transition.undo()
+        error = _as_torpor_error(failure, context.session)
+        registry.finish_operation(operation.id, "undone", operation.before, error=error.as_dict())
+        raise error from failure
+    registry.finish_operation(operation.id, "completed", done.state, result=done.result, **done.changes)
+    _pause(operation.kind, operation.steps[-1])
+
+
+class Stopwatch:
+    """Seconds since it was made, and named laps."""
+
+    def __init__(self) -> None:
+        self._started = self._lap = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Names the time since the last lap."""
+        now = time.monotonic()
+        self.seconds[name] = round(now - self._lap, 4)
+        self._lap = now
+
+    def total(self) -> None:
+        """Names the time since the start `total`."""
+        self.seconds["total"] = round(time.monotonic() - self._started, 4)
+
+
+def _as_torpor_error(failure: TorporError | OSError, session: Session) -> TorporError:
+    if isinstance(failure, TorporError):
+        return failure
+    kind = StoreError if failure.filename else EngineError
+    return kind(f"Session {session.name}: {failure}.", safe="The session is as it was before.")
+
+
+def _pause(kind: OperationKind, step: str) -> None:
+    if os.environ.get(PAUSE_AFTER) == f"{kind}:{step}":
+        os.write(1, f'{{"event":"paused","step":"{step}"}}\n'.encode())
+        while True:
+            signal.pause()

@@ -1,0 +1,200 @@
+"""The transition that brings a session back from its newest verified checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torpor.engine import compat, filetree, keeper_client, private_mounts, procfs, terminals
+from torpor.engine.restore import Restore, empty_object, lay_out_memory
+from torpor.errors import Incompatible, IntegrityError, NotFound
+from torpor.model import Checkpoint, InputOutput, ProcessId, State
+from torpor.sessions.executor import Context, Done, Stopwatch
+from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
+from torpor.store import Manifest
+
+ANSWER_DEADLINE = 20.0  # seconds to wait for a kernel's first answer before the resume counts as complete anyway
+
+
+class Resuming:
+    """One resume, step by step; see `planner` for the order."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watch = Stopwatch()
+        self._restore: Restore | None = None
+        self._init: ProcessId | None = None
+        self._token = 0
+        self._inherited: list[int] = []
+        self._checkpoint = self._choose()
+
+    def steps(self) -> dict[str, Callable[[], None]]:
+        """What to call for each step."""
+        return {
+            "lease": self._lease,
+            "compatibility": self._compatibility,
+            "lay_out": self._lay_out,
+            "restore": self._restore_tree,
+            "run": self._run,
+            "answer": self._answer,
+        }
+
+    def record(self) -> Done:
+        """The session is back."""
+        self._watch.seconds["complete"] = 0.0
+        self._watch.lap("complete")
+        self._watch.total()
+        result: dict[str, Any] = {
+            "id": self._checkpoint.id,
+            "session": self._checkpoint.session,
+            "bytes_logical": self._checkpoint.bytes_logical,
+            "bytes_stored": self._checkpoint.bytes_stored,
+            "bytes_new": 0,
+            "seconds": self._watch.seconds,
+        }
+        return Done(State.RUNNING, result, {"last_activity": time.time(), "exit_status": None, "ended": None})
+
+    def undo(self) -> None:
+        """The session is as before; nothing of this attempt is left."""
+        if self._restore is not None:
+            self._restore.undo(self._context.log)
+        self._close_inherited()
+
+    def _choose(self) -> Checkpoint:
+        context = self._context
+        for checkpoint in context.registry.checkpoints(context.session.id):
+            if checkpoint.verified is not None and context.operation.checkpoint in (None, checkpoint.id):
+                return checkpoint
+        raise NotFound(
+            f"Session {context.session.name} has no verified checkpoint to come back from.",
+            hint=f"See: torpor checkpoints {context.session.name}",
+        )
+
+    def _lease(self) -> None:
+        self._token = self._context.registry.take_lease(self._context.session.id)
+        self._context.registry.note_checkpoint(self._context.operation.id, self._checkpoint.id)
+
+    def _compatibility(self) -> None:
+        context = self._context
+        self._manifest = context.store.manifest(context.session.id, self._checkpoint.id)
+        record = self._manifest.record
+        saved = msgspec.convert(record["host"], compat.Host)
+        here = compat.this_host(context.criu.version)
+        needed = (context.session.launch.cwd,)
+        reasons = compat.objections(
+            saved,
+            here,
+            memory=sum(found.size for found in self._manifest.objects.values()),
+            missing=tuple(path for path in needed if not Path(path).exists()),
+        )
+        if reasons:
+            raise Incompatible(
+                f"Session {context.session.name} cannot be restored on this node. " + " ".join(reasons),
+                safe="Its checkpoint is kept.",
+                hint="Resume it where the reasons do not hold, or start it anew.",
+            )
+
+    def _lay_out(self) -> None:
+        context, manifest = self._context, self._manifest
+        read = context.store.read_into
+        total = sum(found.size for found in manifest.objects.values())
+        _write_images(context.scratch, manifest, read)
+        memory = []
+        for name, stored in manifest.objects.items():
+            if name.startswith("pages/"):
+                found = empty_object(name, stored.meta)
+                found.ids, found.lengths = stored.split()
+                memory.append(found)
+        lay_out_memory(context.scratch, memory, read, lambda done: context.progress("restore", done, total))
+        self._shared_memory = context.scratch / "shm"
+        self._shared_memory.mkdir()
+        private_mounts.tmpfs(self._shared_memory, options="mode=1777")
+        tree = manifest.objects["shm"]
+        nodes = msgspec.msgpack.decode(tree.meta, type=list[filetree.Node])
+        filetree.lay_out(self._shared_memory, nodes, *tree.split(), read)
+
+    def _restore_tree(self) -> None:
+        context = self._context
+        root = context.scratch / "root"
+        root.mkdir()
+        extra = self._reattach()
+        self._restore = Restore(
+            context.criu,
+            context.scratch,
+            root,
+            self._shared_memory,
+            deadline=LEAST_DEADLINE + self._checkpoint.bytes_logical / SLOWEST_BYTES,
+            extra=extra,
+            pass_fds=self._inherited,
+            note=context.note,
+        )
+        pid = self._restore.start()
+        started = procfs.start_time(pid)
+        if started is None:
+            raise NotFound("The restored session ended before it ran.")
+        self._init = ProcessId(pid, started, procfs.boot_id())
+        context.note(self._init)
+        context.registry.check_lease(context.session.id, self._token)
+        context.registry.update_session(context.session.id, init=self._init)
+
+    def _run(self) -> None:
+        """The session runs from here on: its state says so at once, so that its relay goes to work."""
+        assert self._restore is not None
+        assert self._init is not None
+        context = self._context
+        self._restore.let_go()
+        self._restore = None
+        self._close_inherited()
+        with keeper_client.connect(context.paths) as keeper:
+            keeper.adopt(context.session.id, self._init)
+        self._watch.lap("restore")
+        self._version = context.registry.update_session(context.session.id, state=State.RUNNING).version
+
+    def _answer(self) -> None:
+        """Waits for a kernel's first answer to its relay. Anything else answers by running."""
+        context = self._context
+        session = context.registry.session(context.session.id)
+        deadline = time.monotonic() + ANSWER_DEADLINE
+        relay_lives = session.kind == "kernel" and time.time() - session.relay_heard < RELAY_SILENCE
+        while relay_lives and session.answered < self._version and time.monotonic() < deadline:
+            time.sleep(0.01)
+            session = context.registry.session(context.session.id)
+        self._watch.lap("answer")
+
+    def _reattach(self) -> list[str]:
+        """CRIU arguments that give the session its terminal and its standard input back, held by the keeper."""
+        session = self._context.session
+        if session.launch.io is InputOutput.DETACHED:
+            return []
+        with keeper_client.connect(self._context.paths) as keeper:
+            arguments, self._inherited, terminal = terminals.reattach(session, self._manifest.record["held"], keeper)
+        self._context.registry.update_session(session.id, terminal=terminal)
+        return arguments
+
+    def _close_inherited(self) -> None:
+        while self._inherited:
+            os.close(self._inherited.pop())
+
+
+def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -> None:
+    """Writes CRIU's small images. Raises IntegrityError when a name is none that CRIU writes."""
+    stored = manifest.objects["images"]
+    names = msgspec.msgpack.decode(stored.meta, type=list[tuple[str, int]])
+    content = memoryview(bytearray(stored.size))
+    read(*_with_out(stored.split(), content))
+    offset = 0
+    for name, size in names:
+        if "/" in name or not name.endswith(".img"):
+            raise IntegrityError(f"The checkpoint names an image {name!r}, which CRIU does not write.")
+        (folder / name).write_bytes(content[offset : offset + size])
+        offset += size
+
+
+def _with_out(parts: tuple[list[bytes], list[int]], out: memoryview) -> tuple[list[bytes], memoryview, list[int]]:
+    ids, lengths = parts
+    return ids, out, lengths
