@@ -1,8 +1,8 @@
 """Installs the locked PyTorch into this interpreter's environment.
 
 pip takes PyTorch's CPU build where the machine has one at hand (a local folder of wheels, or an index that pip is
-configured with). The build on the public index is a CUDA build, whose NVIDIA libraries are several GB: they are locked
-too, in a file of their own, and come only when that build is the one taken. With `--if-small` nothing is installed then.
+configured with). The build on the public index is a CUDA build, whose NVIDIA libraries are several GB; it is locked in
+a file of its own, used only when pip would take that build. With `--if-small` nothing is installed then.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def wants_cuda(version: str) -> bool:
 
 
 def main() -> None:
+    """Installs the build that suits this machine."""
     version = locked_version()
     lock = "torch-cuda.txt" if wants_cuda(version) else "torch.txt"
     if lock == "torch-cuda.txt":

@@ -19,8 +19,8 @@ compile() { # output, arguments of uv pip compile
 compile requirements/runtime.txt pyproject.toml
 compile requirements/dev.txt pyproject.toml --extra dev -c requirements/runtime.txt
 
-# PyTorch's CPU build, which some machines have at hand, needs these; the build on the public index also wants NVIDIA's
-# libraries, which stand apart so that nobody with the CPU build downloads them.
+# PyTorch's CPU build, which some machines have at hand, needs these few; the build on the public index wants NVIDIA's
+# libraries, too, and has a lock of its own so that nobody with the CPU build downloads them.
 needs=$(mktemp)
 trap 'rm -f "$needs"' EXIT
 printf '%s\n' filelock fsspec jinja2 networkx 'setuptools>=77.0.3' sympy 'typing-extensions>=4.10' > "$needs"
@@ -28,18 +28,10 @@ compile requirements/torch.txt "$needs" --no-annotate -c requirements/dev.txt
 echo 'torch==2.13.0' > "$needs"
 compile requirements/torch-cuda.txt "$needs" --no-annotate -c requirements/dev.txt -c requirements/torch.txt
 python3 - <<'PYTHON'
-"""Moves torch itself to torch.txt, beside the hash of the CPU build, and leaves only the rest in torch-cuda.txt."""
-import re
+"""Adds the CPU build to torch.txt: one hash a file, since pip prefers whatever an index lists with a locked hash."""
 from pathlib import Path
 
-CPU_BUILDS = {"6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b": "2.13.0+cpu, cp311, x86_64"}
-plain, cuda = Path("requirements/torch.txt"), Path("requirements/torch-cuda.txt")
-own = set(re.findall(r"^([a-z0-9-]+)==", plain.read_text(), re.M))
-blocks = re.split(r"^(?=[a-z])", cuda.read_text(), flags=re.M)
-torch = next(block for block in blocks if block.startswith("torch=="))
-hashes = sorted({*re.findall(r"sha256:(\w+)", torch), *CPU_BUILDS})
-lines = " \\\n".join(["torch==2.13.0", *(f"    --hash=sha256:{digest}" for digest in hashes)])
-plain.write_text(plain.read_text() + lines + "\n")
-kept = [block for block in blocks if (name := re.match(r"[a-z0-9-]+(?===)", block)) and name[0] not in {*own, "torch"}]
-cuda.write_text("-r torch.txt\n" + "".join(kept))
+CPU_BUILD = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"  # 2.13.0+cpu, cp311, x86_64
+plain = Path("requirements/torch.txt")
+plain.write_text(f"{plain.read_text()}torch==2.13.0 \\\n    --hash=sha256:{CPU_BUILD}\n")
 PYTHON
