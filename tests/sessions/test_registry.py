@@ -112,7 +112,8 @@ def test_an_undone_operation_keeps_its_error_on_the_session(registry: Registry) 
     registry.finish_operation(operation.id, "undone", State.RUNNING, error={"code": "engine", "message": "no"})
     assert registry.session("s1").error == {"code": "engine", "message": "no"}
     last = registry.last_operation("s1")
-    assert last is not None and last.error == {"code": "engine", "message": "no"}
+    assert last is not None
+    assert last.error == {"code": "engine", "message": "no"}
 
 
 def test_only_the_newest_lease_counts(registry: Registry) -> None:

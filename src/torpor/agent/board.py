@@ -32,11 +32,18 @@ class Board:
         self.kernels: dict[str, Kernel] = {}
         self.relays: dict[str, Relay] = {}
         self.verdicts: dict[str, Verdict] = {}
+        self.activity: dict[str, float] = {}  # last use, seconds since the epoch
+        self.resumed: dict[str, float] = {}  # end of the last resume
         self._news: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def notify(self, session_id: str) -> None:
         """Wakes everybody who waits for news of this session."""
         self._news.pop(session_id, asyncio.Event()).set()
+
+    def notify_all(self) -> None:
+        """Wakes everybody who waits for any news."""
+        for session_id in list(self._news):
+            self.notify(session_id)
 
     async def news(self, session_id: str, timeout: float) -> None:
         """Returns at the next `notify`, or after `timeout` seconds."""
@@ -45,6 +52,10 @@ class Board:
             await asyncio.wait_for(event.wait(), timeout)
         except TimeoutError:
             return
+
+    def active(self, session_id: str, when: float) -> None:
+        """Notes a use; an earlier one than is known changes nothing."""
+        self.activity[session_id] = max(when, self.activity.get(session_id, 0.0))
 
     def relay_spoke(self, session_id: str, pid: int) -> None:
         """Notes that the relay told something; the newest process that does is the session's relay."""
@@ -84,6 +95,6 @@ class Board:
 
     def forget(self, session_id: str) -> None:
         """Drops everything about a session that is gone, and wakes those who waited for it."""
-        for facts in (self.kernels, self.relays, self.verdicts):
+        for facts in (self.kernels, self.relays, self.verdicts, self.activity, self.resumed):
             facts.pop(session_id, None)
         self.notify(session_id)

@@ -59,6 +59,7 @@ class Registry:
             raise StoreError(f"The registry {path} cannot be opened: {error}.") from error
 
     def close(self) -> None:
+        """Closes the file; the registry cannot be used any more."""
         with self._lock:
             self._db.close()
 
@@ -79,6 +80,7 @@ class Registry:
         return session
 
     def session(self, session_id: str) -> Session:
+        """One session."""
         with self._lock:
             return self._session(session_id)
 
@@ -90,6 +92,7 @@ class Registry:
         return [msgspec.json.decode(row[0], type=Session) for row in rows]
 
     def by_name(self, uid: int, name: str) -> Session | None:
+        """The session of this owner and name, or None."""
         with self._lock:
             row = self._db.execute("SELECT record FROM sessions WHERE uid=? AND name=?", (uid, name)).fetchone()
         return msgspec.json.decode(row[0], type=Session) if row else None
@@ -135,6 +138,7 @@ class Registry:
     # Checkpoints
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Adds a committed checkpoint."""
         with self._write() as db:
             db.execute(
                 "INSERT INTO checkpoints VALUES (?, ?, ?, ?)",
@@ -150,6 +154,7 @@ class Registry:
         return [msgspec.json.decode(row[0], type=Checkpoint) for row in rows]
 
     def checkpoint(self, checkpoint_id: str) -> Checkpoint:
+        """One checkpoint."""
         with self._lock:
             row = self._db.execute("SELECT record FROM checkpoints WHERE id=?", (checkpoint_id,)).fetchone()
         if row is None:
@@ -165,6 +170,7 @@ class Registry:
         return checkpoint
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
+        """Forgets a checkpoint; one that is gone already is no error."""
         with self._write() as db:
             db.execute("DELETE FROM checkpoints WHERE id=?", (checkpoint_id,))
 
@@ -213,6 +219,7 @@ class Registry:
             return self._store_operation(self._open_operation(operation_id), processes=tuple(processes))
 
     def note_worker(self, operation_id: str, worker: ProcessId) -> Operation:
+        """Notes the process that carries the operation out."""
         with self._write():
             return self._store_operation(self._open_operation(operation_id), worker=worker)
 
@@ -246,6 +253,7 @@ class Registry:
         return self._operations("ended IS NULL ORDER BY started", ())
 
     def operation(self, operation_id: str) -> Operation:
+        """One operation, in progress or ended."""
         found = self._operations("id=?", (operation_id,))
         if not found:
             raise NotFound(f"There is no operation {operation_id}.")

@@ -1,0 +1,182 @@
+"""Operations: who may start which now, and seeing each through to its end in the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+
+from torpor.agent.board import Board
+from torpor.agent.keeper_link import KeeperLink
+from torpor.agent.running import Running, find_worker, follow_worker
+from torpor.errors import Conflict, TorporError
+from torpor.model import Operation, OperationKind, ProcessId, Session, State
+from torpor.paths import Paths
+from torpor.sessions import planner, recovery
+from torpor.sessions.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+RECOVERY_DELAYS = (0.0, 1.0, 5.0, 30.0)  # seconds before each attempt; the last one is repeated for ever
+
+
+class Operations:
+    """Starts, joins and concludes operations. Belongs to the event loop."""
+
+    def __init__(self, paths: Paths, registry: Registry, keeper: KeeperLink, board: Board) -> None:
+        self.paths = paths
+        self.registry = registry
+        self.keeper = keeper
+        self.board = board
+        self.settle: Callable[[str], None] = lambda _: None  # what looks at a session after each end
+        self._running: dict[str, Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, session_id: str) -> Running | None:
+        """The operation of this session that is in progress."""
+        return self._running.get(session_id)
+
+    def in_progress(self, session_id: str) -> bool:
+        """Whether the journal has an operation of this session that has not ended."""
+        last = self.registry.last_operation(session_id)
+        return last is not None and last.ended is None
+
+    def begin(self, session: Session, kind: OperationKind) -> Running:
+        """Starts an operation. Raises Conflict when one is in progress or the session's state forbids it."""
+        if kind is OperationKind.HIBERNATE:
+            self._refuse_busy_kernel(session)
+        if session.kind == "kernel":
+            self.registry.update_session(session.id, relay_heard=self.board.relay_heard(session))
+        checkpoint = self._to_resume_from(session) if kind is OperationKind.RESUME else None
+        steps = planner.steps(kind, session)
+        operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint)
+        self.board.notify(session.id)
+        running = self._running[session.id] = Running(operation)
+        self._background(self._carry_out(running))
+        return running
+
+    async def resume(self, session: Session) -> Running | None:
+        """Brings a session back, whatever goes on: None when it runs already.
+
+        A hibernation in progress is waited for first (its owner has returned), a resume in progress is joined.
+        """
+        while running := self.of(session.id):
+            if running.operation.kind is OperationKind.RESUME:
+                return running
+            if running.operation.kind is OperationKind.CHECKPOINT:
+                return None
+            await running.ended()
+        session = self.registry.session(session.id)
+        if session.state in (State.RUNNING, State.STARTING):
+            return None
+        return self.begin(session, OperationKind.RESUME)
+
+    async def quiet(self, session_id: str) -> None:
+        """Waits until no operation of this session is in progress."""
+        while running := self.of(session_id):
+            await running.ended()
+
+    async def stop(self) -> None:
+        """Watches no operation any more; the workers go on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def adopt(self, operation: Operation) -> Running:
+        """Sees an operation of an earlier agent through: waits for its worker, recovers when that is gone."""
+        running = self._running[operation.session] = Running(operation)
+        worker = operation.worker or find_worker(operation.id)
+        self._background(self._see_through(running, worker, None))
+        return running
+
+    def _refuse_busy_kernel(self, session: Session) -> None:
+        kernel = self.board.kernel(session)
+        if session.kind != "kernel" or kernel is None:
+            return
+        reason = None
+        if kernel.waiting_for_input:
+            reason = "a cell waits for input"
+        elif kernel.execution_state == "busy":
+            reason = "its kernel is running a cell"
+        elif kernel.queued:
+            reason = f"{kernel.queued} of its requests are not answered yet"
+        if reason:
+            raise Conflict(
+                f"Session {session.name} is not hibernated: {reason}.",
+                safe="Nothing was changed.",
+                hint="Ask again when the cell has ended, or interrupt it.",
+            )
+
+    def _to_resume_from(self, session: Session) -> str:
+        for checkpoint in self.registry.checkpoints(session.id):
+            if checkpoint.verified is not None:
+                return checkpoint.id
+        raise Conflict(
+            f"Session {session.name} is {session.state} and has no verified checkpoint to resume from.",
+            hint=f"Look at: torpor checkpoints {session.name}",
+        )
+
+    async def _carry_out(self, running: Running) -> None:
+        operation = running.operation
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            worker = await self._spawn(operation, writing)
+        except (TorporError, OSError) as error:
+            os.close(reading)
+            logger.error("The worker of %s %s did not start: %s", operation.kind, operation.id, error)
+            await self._see_through(running, find_worker(operation.id), None)
+            return
+        finally:
+            os.close(writing)
+        try:
+            running.operation = self.registry.note_worker(operation.id, worker)
+        except Conflict:
+            logger.info("The worker of %s had ended before it was noted", operation.id)
+        await self._see_through(running, worker, reading)
+
+    async def _spawn(self, operation: Operation, output: int) -> ProcessId:
+        environment = {"PATH": os.defpath, **os.environ}
+        home = os.environ.get("TORPOR_HOME")
+        if home:
+            environment["TORPOR_HOME"] = os.path.abspath(home)
+        log = os.open(self.paths.state / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            argv = [sys.executable, "-m", "torpor.sessions.worker", operation.id]
+            return await self.keeper.spawn(f"{operation.kind}-{operation.id}", argv, environment, output, log)
+        finally:
+            os.close(log)
+
+    async def _see_through(self, running: Running, worker: ProcessId | None, output: int | None) -> None:
+        session_id = running.operation.session
+        if worker is not None:
+            await follow_worker(worker, output, running.tell)
+        operation = await self._closed(running.operation.id)
+        del self._running[session_id]
+        self.settle(session_id)
+        running.conclude(operation)
+        self.board.notify(session_id)
+
+    async def _closed(self, operation_id: str) -> Operation:
+        """The operation as it ended; undone or completed here when its worker died before it could."""
+        attempt = 0
+        while (operation := self.registry.operation(operation_id)).ended is None:
+            await asyncio.sleep(RECOVERY_DELAYS[min(attempt, len(RECOVERY_DELAYS) - 1)])
+            attempt += 1
+            logger.warning("The worker of %s %s is gone; recovering", operation.kind, operation_id)
+            try:
+                await asyncio.to_thread(recovery.recover, self.paths, self.registry, operation_id)
+            except (TorporError, OSError):
+                logger.exception("The recovery of %s failed; it will be tried again", operation_id)
+        return operation
+
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("An operation's task failed", exc_info=task.exception())
