@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -62,9 +61,26 @@ def prove(criu: Criu, deadline: float = DEADLINE) -> float:
     or when `deadline` seconds are over. Needs root.
     """
     started = time.monotonic()
-    safe = "Nothing was left running, and no session was touched."
+    folder = Path(tempfile.mkdtemp(prefix="torpor-proof-"))
+    (folder / "root").mkdir()
+    try:
+        complaint = _run_apart(criu.argv, folder, deadline)
+    finally:
+        (folder / "root").rmdir()  # no recursive removal: elsewhere the whole file system was bound there
+        shutil.rmtree(folder)
+    if complaint:
+        raise SetupError(
+            f"CRIU {criu.version_text} could not save and restore a small process: {complaint}.",
+            safe="Nothing was left running, and no session was touched.",
+            hint="`torpor doctor` lists what the kernel and the user may be missing.",
+        )
+    return time.monotonic() - started
+
+
+def _run_apart(criu: tuple[str, ...], folder: Path, deadline: float) -> str:
+    """The proof in a process of its own, whose whole tree can be ended; why it failed, empty when it did not."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "torpor.setup.proof", json.dumps(criu.argv)],
+        [sys.executable, "-m", "torpor.setup.proof", str(folder), *criu],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -76,37 +92,30 @@ def prove(criu: Criu, deadline: float = DEADLINE) -> float:
     except subprocess.TimeoutExpired:
         _end_tree(worker.pid)
         worker.communicate()
-        message = f"CRIU {criu.version_text} did not finish saving and restoring a small process in {deadline:.0f} s."
-        raise SetupError(message, safe=safe, hint="See whether the machine is overloaded, then try again.") from None
-    if worker.returncode != 0:
-        said = output.decode(errors="replace").strip() or f"exit status {worker.returncode}"
-        message = f"CRIU {criu.version_text} could not save and restore a small process: {said}"
-        raise SetupError(message, safe=safe, hint="`torpor doctor` lists what the kernel and the user may be missing.")
-    return time.monotonic() - started
+        return f"it had not finished after {deadline:.0f} s"
+    if worker.returncode == 0:
+        return ""
+    return output.decode(errors="replace").strip().rstrip(".") or f"exit status {worker.returncode}"
 
 
 class _ProofError(Exception):
     """A step of the proof failed; the text is for the person who asked."""
 
 
-def _main(argv: tuple[str, ...]) -> int:
+def _main(folder: Path, criu: tuple[str, ...]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    folder = Path(tempfile.mkdtemp(prefix="torpor-proof-"))
     try:
-        _dump_and_restore(argv, folder)
+        _dump_and_restore(criu, folder)
     except _ProofError as failure:
         sys.stdout.write(f"{failure}\n")
         return 1
     finally:
         _end_children()
-        (folder / "root").rmdir()  # never a recursive removal here: the whole file system is bound below it elsewhere
-        shutil.rmtree(folder)
     return 0
 
 
 def _dump_and_restore(criu: tuple[str, ...], folder: Path) -> None:
-    for name in ("root", "images"):
-        (folder / name).mkdir()
+    (folder / "images").mkdir()
     ready = folder / "port"
     subject = [sys.executable, "-I", "-S", "-c", _SUBJECT, str(ready), str(int(DEADLINE) * 2), str(_MEMORY_BYTES)]
     namespaces = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc", "--ipc"]
@@ -189,4 +198,4 @@ def _kill(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(tuple(json.loads(sys.argv[1]))))
+    sys.exit(_main(Path(sys.argv[1]), tuple(sys.argv[2:])))
