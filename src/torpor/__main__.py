@@ -1,0 +1,5 @@
+"""`python -m torpor`."""
+
+from torpor.cli import main
+
+main()

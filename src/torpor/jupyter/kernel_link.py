@@ -1,0 +1,91 @@
+"""The way to one life of the kernel's process, and the proof that it carries messages in both directions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from torpor.jupyter.connection import Connection
+from torpor.jupyter.sockets import KernelSide, send
+from torpor.jupyter.wire import Author, Header, Message
+
+AGAIN_AFTER_REPLY = 0.02  # seconds: a reply came and no status with it, so iopub was not subscribed yet
+AGAIN_AFTER_SILENCE = 2.0  # seconds: the kernel starts, or the connection was lost on the way
+GIVE_UP_IOPUB = 15.0  # seconds after the first reply: a kernel that answers and publishes nothing
+log = logging.getLogger(__name__)
+
+
+class KernelLink:
+    """Sockets to the kernel. `proven` becomes true when nothing that the kernel says can be lost any more.
+
+    The proof is a kernel_info_request of the relay's own, repeated until its status messages come back on iopub, and
+    the end of the handshake on stdin. It takes the control channel, where it does not become the parent of what the
+    kernel's threads print; a kernel that is silent there is asked on shell, too.
+    """
+
+    def __init__(self, connection: Connection, author: Author, lease: int) -> None:
+        self.lease = lease
+        self.side = KernelSide(connection)
+        self.proven = False
+        self._author = author
+        self._asked: dict[str, str] = {}  # ids of the relay's own requests that are not answered -> their type
+        self._heard_reply = 0.0
+        self._heard_iopub = False
+        self._stdin_connected = False
+        self._probes = 0
+
+    def probe(self) -> float:
+        """Sends the next question of the proof; the answer is in how many seconds to ask again."""
+        self.ask("control", "kernel_info_request")
+        self._probes += 1
+        if self._probes > 1 and not self._heard_reply:
+            self.ask("shell", "kernel_info_request")
+        return AGAIN_AFTER_SILENCE
+
+    def ask(self, channel: str, msg_type: str, content: dict[str, Any] | None = None) -> None:
+        """Sends a request of the relay's own."""
+        frames = self._author.compose(msg_type, content or {})
+        self._asked[Message.header_of(frames).msg_id] = msg_type
+        send(self.side.sockets[channel], frames)
+
+    def is_own(self, parent: Header) -> bool:
+        """Whether a message answers the relay and is not for clients."""
+        return parent.session == self._author.session
+
+    def answered(self, reply: Message) -> None:
+        """A reply to the relay came."""
+        self._asked.pop(reply.parent.msg_id, None)
+        self._heard_reply = self._heard_reply or time.monotonic()
+
+    def is_waiting_for(self, msg_type: str) -> bool:
+        """Whether a request of this type is not answered yet."""
+        return msg_type in self._asked.values()
+
+    def heard_iopub(self) -> None:
+        """Something came on iopub: it is subscribed."""
+        self._heard_iopub = True
+
+    def heard_stdin_monitor(self) -> None:
+        """The monitor of stdin has news."""
+        self._stdin_connected = self.side.stdin_is_connected() or self._stdin_connected
+
+    def check(self) -> bool:
+        """Whether the proof is complete now; it stays so."""
+        if self._heard_reply and not self.proven:
+            heard_all = self._heard_iopub and self._stdin_connected
+            if not heard_all and time.monotonic() - self._heard_reply > GIVE_UP_IOPUB:
+                silent = "stdin" if self._heard_iopub else "iopub"
+                log.warning("This kernel answers requests, but its %s channel is silent; going on without it.", silent)
+                heard_all = True
+            self.proven = heard_all
+        return self.proven
+
+    @property
+    def wants_status(self) -> bool:
+        """Whether a reply came and its status did not: ask again soon."""
+        return bool(self._heard_reply) and not self._heard_iopub
+
+    def close(self) -> None:
+        """Closes the sockets."""
+        self.side.close()

@@ -1,0 +1,165 @@
+"""`torpor kernel`: starts the kernel as a session, or finds the session of a relay that was killed, and relays."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from torpor.client import Client
+from torpor.errors import NotFound, TorporError, UsageError
+from torpor.jupyter.agent_link import AgentLink, AgentSession, Mailbox, Seen, SessionControl
+from torpor.jupyter.claim import Claim
+from torpor.jupyter.connection import Connection
+from torpor.jupyter.relay import OVER, Relay
+from torpor.jupyter.sockets import ClientSide
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PLACEHOLDER = "{connection_file}"
+LOG_TAIL = 4000  # bytes of a dead kernel's output that are shown
+log = logging.getLogger(__name__)
+
+Start = Callable[[list[str]], tuple[Seen, SessionControl]]
+Find = Callable[[str], tuple[Seen, SessionControl] | None]
+
+
+class Sessions:
+    """How the relay comes to its session: the agent starts it, or still has it."""
+
+    def __init__(self, client: Client, *, name: str | None = None, idle_after: float | None = None) -> None:
+        self._client = client
+        self._name = name
+        self._idle_after = idle_after
+
+    def start(self, argv: list[str], labels: dict[str, str]) -> tuple[Seen, SessionControl]:
+        """Starts the kernel as this user, here, with this environment."""
+        facts = self._client.create_session(
+            argv,
+            cwd=os.getcwd(),
+            env={name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"},
+            name=self._name,
+            labels=labels,
+            idle_after=self._idle_after,
+            kind="kernel",
+        )
+        session = msgspec.convert(facts, Seen)
+        return session, AgentSession(self._client, session.id)
+
+    def find(self, session: str) -> tuple[Seen, SessionControl] | None:
+        """The session, when there is still one that can go on."""
+        try:
+            seen = msgspec.convert(self._client.session(session), Seen)
+        except NotFound:
+            return None
+        return None if seen.state in OVER else (seen, AgentSession(self._client, session))
+
+    def end(self, session: str) -> None:
+        """Ends a session that nobody wants any more; its checkpoints are kept."""
+        self._client.end(session, keep=True)
+
+    def last_words(self, session: str) -> bytes:
+        """The end of what the kernel printed on its own streams."""
+        tail = b""
+        for piece in self._client.logs(session):
+            tail = (tail + piece)[-LOG_TAIL:]
+        return tail
+
+
+def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions) -> int:
+    """Is the kernel of this connection file until its session is over; the answer is the exit status.
+
+    `argv` starts the real kernel; `{connection_file}` or the file's own path in it becomes the inner connection file's.
+    Raises UsageError for a bad connection file or command, AgentUnreachable when no agent answers.
+    """
+    signals = _catch_signals()
+    outer = Connection.read(connection_file)
+    with Claim(connection_file.absolute()) as claim:
+        command = _with_inner_file(argv, connection_file, claim.kernel_file)
+        clients = ClientSide(outer)
+        try:
+            if clients.bind():
+                outer.write(connection_file)
+            session, control, inner = _session(claim, outer, command, sessions, connection_file)
+            mailbox = Mailbox()
+            relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
+            relay.watch_signals(signals)
+            _watch_parent(relay)
+            exit_status = relay.run(session)
+            if exit_status and not relay.was_told_to_end:
+                _show_last_words(sessions, session.id)
+            if not relay.session_is_kept:
+                claim.remove()
+        finally:
+            clients.close()
+    return exit_status
+
+
+def _session(
+    claim: Claim, outer: Connection, command: list[str], sessions: Sessions, connection_file: Path
+) -> tuple[Seen, SessionControl, Connection]:
+    predecessor = claim.predecessor()
+    found = sessions.find(predecessor.session) if predecessor else None
+    if predecessor and found and not predecessor.interrupted:
+        claim.record(predecessor.session)
+        return *found, Connection.read(claim.kernel_file)
+    if predecessor and found:
+        sessions.end(predecessor.session)
+    inner = outer.inner()
+    inner.write(claim.kernel_file)
+    session, control = sessions.start(command, _labels(connection_file))
+    claim.record(session.id)
+    return session, control, inner
+
+
+def _with_inner_file(argv: Sequence[str], connection_file: Path, inner: Path) -> list[str]:
+    names = {PLACEHOLDER, str(connection_file), str(connection_file.absolute()), os.path.realpath(connection_file)}
+    command = list(argv)
+    for name in sorted(names, key=len, reverse=True):
+        command = [argument.replace(name, str(inner)) for argument in command]
+    if not argv or command == list(argv):
+        raise UsageError(
+            f"The kernel's command does not name the connection file {connection_file}.",
+            hint=f"Give the command as the kernelspec does, with {PLACEHOLDER} in it.",
+        )
+    return command
+
+
+def _labels(connection_file: Path) -> dict[str, str]:
+    labels = {"jupyter.connection_file": str(connection_file)}
+    notebook = os.environ.get("JPY_SESSION_NAME")
+    return {**labels, "jupyter.notebook": notebook} if notebook else labels
+
+
+def _catch_signals() -> socket.socket:
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    for signum in SIGNALS:
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    return reader
+
+
+def _watch_parent(relay: Relay) -> None:
+    parent = os.environ.get("JPY_PARENT_PID", "")
+    if not parent.isdigit() or int(parent) <= 1:
+        return
+    try:
+        relay.watch_parent(os.pidfd_open(int(parent)))
+    except ProcessLookupError:
+        log.warning("Process %s, which started this kernel, has already gone.", parent)
+
+
+def _show_last_words(sessions: Sessions, session: str) -> None:
+    try:
+        words = sessions.last_words(session)
+    except TorporError as error:
+        log.info("%s", error)
+        return
+    sys.stderr.write(words.decode(errors="replace"))

@@ -1,0 +1,164 @@
+"""The two sets of sockets: those that clients connect to, and those that lead to the kernel."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from threading import Thread
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from torpor.errors import SetupError
+from torpor.jupyter.connection import CHANNELS, Connection
+
+REQUEST_CHANNELS = ("shell", "control", "stdin")
+CLIENT_BACKLOG = 10_000  # iopub messages kept for a client that does not read; a kernel's own socket keeps 1000
+LINGER = 1000  # milliseconds for the last messages to leave, as kernels do
+RECONNECT = 20  # milliseconds between attempts to reach a kernel that does not listen yet
+BIND_PATIENCE = 10.0  # seconds for an earlier relay on the same ports to go
+BIND_INTERVAL = 0.05
+
+Socket = zmq.Socket[bytes]
+
+
+class ClientSide:
+    """The five channels that clients see, bound for the relay's whole life. Heartbeats have their own thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._context = zmq.Context()
+        self._heart_context = zmq.Context()
+        self.sockets: dict[str, Socket] = {}
+        self._connection = connection
+
+    def bind(self) -> bool:
+        """Binds all channels; True when ports were chosen here, because the connection file names none.
+
+        Waits for an earlier relay to leave its ports. Raises SetupError when somebody else holds them.
+        """
+        deadline = time.monotonic() + BIND_PATIENCE
+        chosen = False
+        for channel in CHANNELS:
+            socket = self._socket(channel)
+            self.sockets[channel] = socket
+            _bind(socket, self._connection.endpoint(channel), deadline)
+            if not self._connection.port(channel):
+                bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+                self._connection.facts[f"{channel}_port"] = int(bytes(bound).strip(b"\0").rpartition(b":")[2])
+                chosen = True
+        Thread(target=_beat, args=(self.sockets.pop("hb"),), name="heartbeat", daemon=True).start()
+        return chosen
+
+    def close(self) -> None:
+        """Closes all channels after the last messages have left."""
+        for socket in self.sockets.values():
+            socket.close(linger=LINGER)
+        self._heart_context.term()
+        self._context.term()
+
+    def _socket(self, channel: str) -> Socket:
+        context = self._heart_context if channel == "hb" else self._context
+        socket = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
+        if channel == "iopub":
+            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            socket.setsockopt(zmq.SNDHWM, CLIENT_BACKLOG)
+        else:
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+        if self._connection.curve:
+            public, secret = self._connection.curve
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.LINGER, LINGER)
+        return socket
+
+
+class KernelSide:
+    """Fresh sockets to one life of the kernel's process.
+
+    Shell and stdin share one routing id, because the kernel asks for input on the id that the cell came with. The id
+    is new for every life: a kernel that was restored may still hold the old one for a connection that is dead.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._context = zmq.Context()
+        identity = uuid.uuid4().hex.encode()
+        self.sockets: dict[str, Socket] = {}
+        for channel in REQUEST_CHANNELS:
+            socket = self._socket(connection, zmq.DEALER)
+            socket.setsockopt(zmq.ROUTING_ID, identity)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            self.sockets[channel] = socket
+        iopub = self._socket(connection, zmq.SUB)
+        iopub.setsockopt(zmq.SUBSCRIBE, b"")
+        self.sockets["iopub"] = iopub
+        self.monitor: Socket = self.sockets["stdin"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        for channel, socket in self.sockets.items():
+            socket.connect(connection.endpoint(channel))
+
+    def stdin_is_connected(self) -> bool:
+        """Reads the monitor, which is readable: whether the kernel can ask for input now."""
+        event = recv_monitor_message(self.monitor)
+        return bool(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def close(self) -> None:
+        """Closes the sockets; what they still held is dropped."""
+        self.sockets["stdin"].disable_monitor()
+        for socket in (self.monitor, *self.sockets.values()):
+            socket.close(linger=0)
+        self._context.term()
+
+    def _socket(self, connection: Connection, kind: int) -> Socket:
+        socket: Socket = self._context.socket(kind)
+        socket.setsockopt(zmq.RCVHWM, 0)  # what a kernel publishes is never dropped on its way here
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)
+        socket.setsockopt(zmq.LINGER, 0)
+        if connection.curve:
+            server, _ = connection.curve
+            public, secret = zmq.curve_keypair()
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        return socket
+
+
+def receive_available(socket: Socket, most: int) -> list[list[zmq.Frame]]:
+    """Up to `most` messages that are already here, as frames that share the network's buffers."""
+    messages: list[list[zmq.Frame]] = []
+    while len(messages) < most:
+        try:
+            messages.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except zmq.Again:
+            break
+    return messages
+
+
+def send(socket: Socket, frames: Sequence[bytes | zmq.Frame]) -> None:
+    """Sends without waiting; large frames are not copied."""
+    socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+
+def _bind(socket: Socket, endpoint: str, deadline: float) -> None:
+    while True:
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE or time.monotonic() > deadline:
+                raise SetupError(
+                    f"The kernel's address {endpoint} cannot be bound ({error.strerror}).",
+                    hint="Another kernel or relay may still run on this connection file.",
+                ) from error
+            time.sleep(BIND_INTERVAL)
+        else:
+            return
+
+
+def _beat(socket: Socket) -> None:
+    """Answers heartbeats until the context ends."""
+    try:
+        zmq.proxy(socket, socket)
+    except zmq.ContextTerminated:
+        socket.close(linger=0)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+from tests.jupyter.standin import StandInAgent
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A TORPOR_HOME with a short path, for sockets, that is also where Jupyter keeps its files."""
+    folder = Path(tempfile.mkdtemp(prefix="torpor-"))
+    monkeypatch.setenv("TORPOR_HOME", str(folder))
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        path = folder / name.lower()
+        path.mkdir(mode=0o700)
+        monkeypatch.setenv(name, str(path))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def agent(home: Path) -> Iterator[StandInAgent]:
+    agent = StandInAgent(home)
+    agent.start()
+    yield agent
+    agent.stop()
+
+
+@pytest.fixture
+def torpor_by_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JUPYTER_DEFAULT_PROVISIONER_NAME=torpor, as a notebook server started with it sees the world."""
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "torpor")
+    KernelProvisionerFactory.clear_instance()
+    yield
+    KernelProvisionerFactory.clear_instance()
+
+
+class Kernel:
+    """A kernel manager and a client, as any program that uses Jupyter has them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.manager = KernelManager(kernel_name="python3", **settings)
+        self._clients: list[BlockingKernelClient] = []
+
+    def start(self, **settings: Any) -> BlockingKernelClient:
+        self.manager.start_kernel(**settings)
+        self.client = self.connect()
+        return self.client
+
+    def connect(self, *, wait: bool = True) -> BlockingKernelClient:
+        client = self.manager.client()
+        client.start_channels()
+        self._clients.append(client)
+        if wait:
+            client.wait_for_ready(timeout=60)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.stop_channels()
+        if self.manager.has_kernel:
+            self.manager.shutdown_kernel(now=True)
+        self.manager.context.destroy(linger=0)
+
+
+@pytest.fixture
+def kernel(agent: StandInAgent, torpor_by_default: None) -> Iterator[Kernel]:
+    kernel = Kernel()
+    kernel.start()
+    yield kernel
+    kernel.close()

@@ -1,0 +1,256 @@
+"""A stand-in for the agent, for tests of the relay alone: kernels are plain processes, hibernation is SIGSTOP.
+
+It speaks the agent's HTTP API as far as the relay uses it. Nothing is saved; what it shows is what passes between
+clients, relay and kernel. The real agent is used in test_relay_with_agent.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socketserver
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from torpor.errors import Conflict, TorporError
+
+
+@dataclass
+class StandInSession:
+    """One kernel. `reports` are what the relay told of it, oldest first."""
+
+    id: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    state: str = "running"
+    version: int = 1
+    lease: int = 1
+    exit_status: int | None = None
+    answered: int = 0
+    quiesced: dict[str, Any] = field(default_factory=dict)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("id", "state", "version", "lease", "exit_status")}
+
+
+class StandInAgent:
+    """Serves until `stop`. `resume_gate` holds a resume while it is cleared; `resume_error` makes it fail."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.sessions: dict[str, StandInSession] = {}
+        self.changed = threading.Condition()
+        self.resume_gate = threading.Event()
+        self.resume_gate.set()
+        self.resume_error: TorporError | None = None
+        self.progress: list[dict[str, Any]] = []
+        self._server: _Server | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.home / "run" / "agent.sock"
+
+    def start(self) -> None:
+        self.socket.parent.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        self._server = _Server(str(self.socket), _handler_for(self))
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def go_away(self) -> None:
+        """The agent's process is gone; its sessions run on."""
+        assert self._server is not None
+        self.socket.unlink()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def stop(self) -> None:
+        for session in self.sessions.values():
+            if session.process.poll() is None:
+                os.killpg(session.process.pid, signal.SIGKILL)
+            session.process.wait()
+        self.go_away()
+
+    @property
+    def only(self) -> StandInSession:
+        (session,) = self.sessions.values()
+        return session
+
+    @property
+    def newest(self) -> StandInSession:
+        return list(self.sessions.values())[-1]
+
+    def hibernate(self, session: StandInSession) -> None:
+        """Asks the relay, then stops the process. Raises Conflict with the relay's sentence when it says no."""
+        with self.changed:
+            self._set(session, "hibernating")
+            version = session.version
+            assert self.changed.wait_for(lambda: session.quiesced.get("version") == version, 15), "relay is silent"
+            if not session.quiesced["ok"]:
+                self._set(session, "running")
+                raise Conflict(session.quiesced["reason"])
+            os.killpg(session.process.pid, signal.SIGSTOP)
+            self._set(session, "hibernated")
+
+    def wait_for(self, session: StandInSession, state: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: session.state == state, 30), f"{session.state}, not {state}"
+
+    def create(self, request: dict[str, Any]) -> StandInSession:
+        log = self.home / f"{len(self.sessions)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                request["argv"],
+                cwd=request["cwd"],
+                env=request["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        session = StandInSession(f"s{len(self.sessions)}", process, log)
+        with self.changed:
+            self.sessions[session.id] = session
+        threading.Thread(target=self._wait, args=(session,), daemon=True).start()
+        return session
+
+    def resume(self, session: StandInSession) -> None:
+        with self.changed:
+            if session.state != "hibernated":
+                raise Conflict(f"The session is {session.state}.")
+            self._set(session, "resuming")
+        self.resume_gate.wait()
+        with self.changed:
+            if self.resume_error:
+                self._set(session, "hibernated")
+                raise self.resume_error
+            os.killpg(session.process.pid, signal.SIGCONT)
+            session.lease += 1
+            self._set(session, "running")
+
+    def end(self, session: StandInSession) -> None:
+        os.killpg(session.process.pid, signal.SIGTERM)
+        os.killpg(session.process.pid, signal.SIGCONT)
+        self.wait_for(session, "ended")
+
+    def _wait(self, session: StandInSession) -> None:
+        status = session.process.wait()
+        with self.changed:
+            session.exit_status = status if status >= 0 else 128 - status
+            ended = status == 0 or "end" in session.calls
+            self._set(session, "ended" if ended else "failed")
+
+    def _set(self, session: StandInSession, state: str) -> None:
+        session.state = state
+        session.version += 1
+        self.changed.notify_all()
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+def _handler_for(agent: StandInAgent) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            words = parts.path.split("/")[3:]
+            session = agent.sessions.get(words[0])
+            if session is None:
+                return self._answer({"code": "not_found", "message": "No such session."}, 404)
+            if words[1:] == ["watch"]:
+                query = parse_qs(parts.query)
+                version, timeout = int(query["version"][0]), float(query["timeout"][0])
+                server = agent._server
+                deadline = time.monotonic() + timeout
+                with agent.changed:
+                    while session.version <= version and time.monotonic() < deadline and server is agent._server:
+                        agent.changed.wait(0.1)
+                        if not agent.socket.exists():
+                            self.close_connection = True
+                            return None
+            if words[1:] == ["logs"]:
+                return self._send(session.log.read_bytes(), 200)
+            return self._answer(session.as_json())
+
+        def do_POST(self) -> None:
+            body = self._body()
+            words = urlsplit(self.path).path.split("/")[3:]
+            if not words:
+                return self._answer(agent.create(body).as_json(), 201)
+            session = agent.sessions[words[0]]
+            session.calls.append(words[1])
+            match words[1]:
+                case "resume":
+                    return self._operate(agent.resume, session)
+                case "hibernate":
+                    return self._operate(agent.hibernate, session)
+                case "quiesced":
+                    with agent.changed:
+                        session.quiesced = body
+                        agent.changed.notify_all()
+                case "answered":
+                    with agent.changed:
+                        session.answered = body["version"]
+                        agent.changed.notify_all()
+                case "signal":
+                    os.killpg(session.process.pid, body["signal"])
+                case "end":
+                    agent.end(session)
+            return self._answer({})
+
+        def do_PUT(self) -> None:
+            session = agent.sessions[urlsplit(self.path).path.split("/")[3]]
+            body = self._body()
+            with agent.changed:
+                session.reports.append(body)
+                agent.changed.notify_all()
+            self._answer({})
+
+        def _operate(self, act: Any, session: StandInSession) -> None:
+            lines = [{"event": "progress", **event} for event in agent.progress]
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for line in lines:
+                self.wfile.write(json.dumps(line).encode() + b"\n")
+                self.wfile.flush()
+            try:
+                act(session)
+                last: dict[str, Any] = {"event": "result"}
+            except TorporError as error:
+                last = {"event": "error", "error": error.as_dict()}
+            self.wfile.write(json.dumps(last).encode() + b"\n")
+            self.close_connection = True
+
+        def _body(self) -> Any:
+            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return json.loads(content) if content else {}
+
+        def _answer(self, body: Any, status: int = 200) -> None:
+            self._send(json.dumps(body).encode(), status)
+
+        def _send(self, content: bytes, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    return Handler
