@@ -88,7 +88,7 @@ class Dump:
             self.receiver.receive()
             self._run.wait_for("post-dump")
             return self._save_shared_memory()
-        except EngineError:
+        except (EngineError, ConnectionError):
             self._ours.close()
             self._run.wait()
             raise self._run.failure() from None

@@ -21,7 +21,7 @@ NOT_STORED = (".log", ".py", ".sock", ".pid")
 def small_images(folder: Path) -> Iterator[Path]:
     """The image files of a dump made with a page server, in a stable order."""
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".img" and path.name != "stats-dump.img":
+        if path.suffix == ".img":
             yield path
 
 
@@ -60,8 +60,8 @@ def parse_object_name(name: str) -> PageObject:
 
 
 def frozen_seconds(folder: Path) -> float:
-    """How long the tree was frozen, from CRIU's `stats-dump.img`. Raises FileNotFoundError."""
-    data = (folder / "stats-dump.img").read_bytes()
+    """How long the tree was frozen, from CRIU's `stats-dump`. Raises FileNotFoundError."""
+    data = (folder / "stats-dump").read_bytes()
     (size,) = struct.unpack_from("<I", data, 8)
     for number, value in _fields(data[12 : 12 + size]):
         if number == 1 and isinstance(value, bytes):

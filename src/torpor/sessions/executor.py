@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torpor.engine.criu_binary import Criu
+from torpor.engine.keeper_client import KeeperClient
 from torpor.errors import EngineError, StoreError, TorporError
 from torpor.model import Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions.registry import Registry
 from torpor.store import Store
 
-PAUSE_AFTER = "TORPOR_PAUSE_AFTER"  # for tests: "hibernate:commit" stops the worker after that step, for ever
+logger = logging.getLogger(__name__)
+
+PAUSE_AFTER = "TORPOR_PAUSE_AFTER"  # for tests: "hibernate:commit" stops the worker after that step until SIGUSR1
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all (0: not known)
 
@@ -90,6 +95,15 @@ def execute(context: Context, transition: Transition) -> None:
     _pause(operation.kind, operation.steps[-1])
 
 
+def tell_keeper(paths: Paths, tell: Callable[[KeeperClient], None]) -> None:
+    """Tells the keeper something that it learns anyway when it was dead: from the agent, which restarts it."""
+    try:
+        with closing(KeeperClient(paths)) as keeper:
+            tell(keeper)
+    except EngineError as unreachable:
+        logger.warning("The keeper was not told: %s", unreachable)
+
+
 class Stopwatch:
     """Seconds since it was made, and named laps."""
 
@@ -117,6 +131,6 @@ def _as_torpor_error(failure: TorporError | OSError, session: Session) -> Torpor
 
 def _pause(kind: OperationKind, step: str) -> None:
     if os.environ.get(PAUSE_AFTER) == f"{kind}:{step}":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         os.write(1, f'{{"event":"paused","step":"{step}"}}\n'.encode())
-        while True:
-            signal.pause()
+        signal.sigwait({signal.SIGUSR1})

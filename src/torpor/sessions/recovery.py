@@ -9,10 +9,11 @@ import signal
 import time
 
 from torpor.engine import keeper_client, procfs
-from torpor.errors import IntegrityError, NotFound, StoreError, TorporError
+from torpor.errors import IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions import planner
+from torpor.sessions.executor import tell_keeper
 from torpor.sessions.planner import Outcome, Remains
 from torpor.sessions.registry import Registry
 from torpor.sessions.saving import result_of
@@ -76,11 +77,11 @@ def _finish(
         case Outcome.RUNNING_UNDONE:
             if manifest is not None:
                 store.delete(manifest.session, manifest.checkpoint)
+            _adopt(paths, session)
             return finish(operation.id, "undone", State.RUNNING, error=error)
         case Outcome.RUNNING_COMPLETED:
+            _adopt(paths, session)
             if operation.kind is OperationKind.RESUME:
-                assert session.init is not None
-                _adopt(paths, session.id, session.init)
                 result = {"id": operation.checkpoint, "session": session.id}
             return finish(operation.id, "completed", State.RUNNING, result=result)
         case Outcome.HIBERNATED_COMPLETED:
@@ -135,12 +136,10 @@ def _whole(store: Store, manifest: Manifest) -> bool:
     return True
 
 
-def _adopt(paths: Paths, session_id: str, init: ProcessId) -> None:
-    try:
-        with keeper_client.connect(paths) as keeper:
-            keeper.adopt(session_id, init)
-    except TorporError:
-        return  # the agent gives every living session to a keeper that it starts
+def _adopt(paths: Paths, session: Session) -> None:
+    init = session.init
+    if init is not None:
+        tell_keeper(paths, lambda keeper: keeper.adopt(session.id, init.pid, init.start_time))
 
 
 def _alive(process: ProcessId) -> bool:

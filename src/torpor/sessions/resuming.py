@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from torpor.engine import compat, filetree, keeper_client, private_mounts, procfs, terminals
+from torpor.engine import compat, filetree, private_mounts, procfs, terminals
+from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
-from torpor.sessions.executor import Context, Done, Stopwatch
+from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
 from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
 from torpor.store import Manifest
 
@@ -108,7 +110,7 @@ class Resuming:
         for name, stored in manifest.objects.items():
             if name.startswith("pages/"):
                 found = empty_object(name, stored.meta)
-                found.ids, found.lengths = stored.split()
+                found.ids, found.lengths = stored.ids(), stored.lengths
                 memory.append(found)
         lay_out_memory(context.scratch, memory, read, lambda done: context.progress("restore", done, total))
         self._shared_memory = context.scratch / "shm"
@@ -116,7 +118,7 @@ class Resuming:
         private_mounts.tmpfs(self._shared_memory, options="mode=1777")
         tree = manifest.objects["shm"]
         nodes = msgspec.msgpack.decode(tree.meta, type=list[filetree.Node])
-        filetree.lay_out(self._shared_memory, nodes, *tree.split(), read)
+        filetree.lay_out(self._shared_memory, nodes, tree.ids(), tree.lengths, read)
 
     def _restore_tree(self) -> None:
         context = self._context
@@ -150,8 +152,8 @@ class Resuming:
         self._restore.let_go()
         self._restore = None
         self._close_inherited()
-        with keeper_client.connect(context.paths) as keeper:
-            keeper.adopt(context.session.id, self._init)
+        init = self._init
+        tell_keeper(context.paths, lambda keeper: keeper.adopt(context.session.id, init.pid, init.start_time))
         self._watch.lap("restore")
         self._version = context.registry.update_session(context.session.id, state=State.RUNNING).version
 
@@ -171,7 +173,7 @@ class Resuming:
         session = self._context.session
         if session.launch.io is InputOutput.DETACHED:
             return []
-        with keeper_client.connect(self._context.paths) as keeper:
+        with closing(KeeperClient(self._context.paths)) as keeper:
             arguments, self._inherited, terminal = terminals.reattach(session, self._manifest.record["held"], keeper)
         self._context.registry.update_session(session.id, terminal=terminal)
         return arguments
@@ -186,15 +188,10 @@ def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -
     stored = manifest.objects["images"]
     names = msgspec.msgpack.decode(stored.meta, type=list[tuple[str, int]])
     content = memoryview(bytearray(stored.size))
-    read(*_with_out(stored.split(), content))
+    read(stored.ids(), content, stored.lengths)
     offset = 0
     for name, size in names:
         if "/" in name or not name.endswith(".img"):
             raise IntegrityError(f"The checkpoint names an image {name!r}, which CRIU does not write.")
         (folder / name).write_bytes(content[offset : offset + size])
         offset += size
-
-
-def _with_out(parts: tuple[list[bytes], list[int]], out: memoryview) -> tuple[list[bytes], memoryview, list[int]]:
-    ids, lengths = parts
-    return ids, out, lengths

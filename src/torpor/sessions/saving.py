@@ -8,16 +8,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import msgspec
 
-from torpor.engine import compat, filetree, images, keeper_client, preflight, procfs, terminals
+from torpor.engine import compat, filetree, images, preflight, procfs, terminals
 from torpor.engine.dump import Dump
+from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
 from torpor.errors import Conflict, PreflightRefused, StoreError
 from torpor.model import Checkpoint, InputOutput, OperationKind, ProcessId, State
-from torpor.sessions.executor import Context, Done, Stopwatch
+from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
 from torpor.store import Manifest, Object
 
 QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in flight
@@ -28,6 +30,9 @@ SLOWEST_BYTES = 20 << 20  # a dump slower than so many bytes a second is taken f
 LEAST_DEADLINE = 60.0
 FREE_DISK = 64 << 20  # must be left on the store's disk beside the session's memory
 RECORD_FORMAT = 1
+SHARING_DOMAIN = "site"  # chunks are shared by all sessions of the store
+CHUNKER = "mapping-relative-64k-256k/1"
+NO_CIPHER = "none"
 SCHEDULERS = ("SLURM_JOB", "SLURM_STEP", "PBS_JOB", "LSB_JOB", "KUBERNETES_", "RAY_JOB", "CUDA_VISIBLE")
 
 
@@ -78,7 +83,7 @@ class Saving:
             verified=time.time(),
         )
         self._context.registry.add_checkpoint(checkpoint)
-        self._writer.close()
+        self._writer.abort()  # after the commit: lets go of the store
         if not self._hibernate:
             return Done(State.RUNNING, result_of(checkpoint), {})
         return Done(State.HIBERNATED, result_of(checkpoint), {"init": None})
@@ -91,7 +96,6 @@ class Saving:
         if self._committed:
             self._context.store.delete(self._context.session.id, self._id)
         self._writer.abort()
-        self._writer.close()
 
     def _quiesce(self) -> None:
         """Waits until the relay says that no message is on its way; refuses while a cell runs."""
@@ -172,13 +176,18 @@ class Saving:
         context = self._context
         parents = context.registry.checkpoints(context.session.id)
         objects = {
-            name: Object.of(found.ids, found.lengths, images.pack_entries(found.entries))
+            name: an_object(found.ids, found.lengths, images.pack_entries(found.entries))
             for name, found in self._objects.items()
         }
         tree = self._shared_memory
-        objects["shm"] = Object.of(tree.ids, tree.lengths, msgspec.msgpack.encode(tree.nodes))
+        objects["shm"] = an_object(tree.ids, tree.lengths, msgspec.msgpack.encode(tree.nodes))
         objects["images"] = self._images
-        self._manifest = context.store.new_manifest(
+        self._manifest = Manifest(
+            site=context.store.key_id,
+            key_id=context.store.key_id,
+            domain=SHARING_DOMAIN,
+            chunker=CHUNKER,
+            cipher=NO_CIPHER,
             session=context.session.id,
             checkpoint=self._id,
             created=time.time(),
@@ -196,6 +205,7 @@ class Saving:
 
     def _end(self) -> None:
         assert self._dump is not None
+        tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
         self._dump.end_tree()
         wait_gone(self._init)
         self._watch.seconds["freeze"] = round(time.monotonic() - self._freeze_started, 4)
@@ -215,7 +225,7 @@ class Saving:
         """CRIU's names for what the keeper holds of this session."""
         if self._context.session.launch.io is InputOutput.DETACHED:
             return {}
-        with keeper_client.connect(self._context.paths) as keeper:
+        with closing(KeeperClient(self._context.paths)) as keeper:
             return terminals.keys(self._context.session, keeper)
 
     def _buffer(self) -> int:
@@ -238,7 +248,7 @@ class Saving:
                 cuts = [*range(filetree.BLOCK, len(piece), filetree.BLOCK), len(piece)]
                 ids += self._writer.put(piece, cuts)
                 lengths += [cut - before for before, cut in zip([0, *cuts], cuts, strict=False)]
-        return Object.of(ids, lengths, msgspec.msgpack.encode(names))
+        return an_object(ids, lengths, msgspec.msgpack.encode(names))
 
     def _record(self) -> dict[str, Any]:
         """Everything that a later decision may need to know about this checkpoint."""
@@ -271,6 +281,11 @@ class Saving:
     def _sizes(self) -> tuple[int, int, int]:
         stats = self._writer.stats
         return stats.logical, stats.stored, stats.new
+
+
+def an_object(ids: list[bytes], lengths: list[int], meta: bytes) -> Object:
+    """An object of a manifest."""
+    return Object(size=sum(lengths), chunks=b"".join(ids), lengths=lengths, meta=meta)
 
 
 def result_of(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.sessions.stage import Stage, a_stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """An installation without an agent, ended and removed afterwards."""
+    yield from a_stage()
