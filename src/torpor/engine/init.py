@@ -54,6 +54,7 @@ def main() -> None:
     os.close(ready_fd)
     status = _serve_until_exit(command)
     with contextlib.suppress(OSError):  # a full disk, a file size limit: our own exit still tells the status
+        os.ftruncate(exit_fd, 0)
         os.write(exit_fd, b"%d" % status)
     os._exit(status)
 

@@ -295,6 +295,11 @@ def exit_status(folder: Path) -> int | None:
     return keeper_session.recorded_status(str(folder))
 
 
+def clear_exit_status(folder: Path) -> None:
+    """Empty the recorded status, before a session that had ended is brought back from a checkpoint. Raises OSError."""
+    keeper_session.clear_status(str(folder))
+
+
 def open_stdin(attach_socket: Path, session: str) -> int:
     """Write end of a STREAMS session's standard input, once and for its owner; closing it is the end of input."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

@@ -207,6 +207,17 @@ def recorded_status(folder: str) -> int | None:
     return int(text) & 0xFF if text.isdigit() else None
 
 
+def clear_status(folder: str) -> None:
+    """Empty the recorded status, before a session that had ended is brought back from a checkpoint."""
+    parent = open_folder(folder)
+    try:
+        fd = os.open("exit", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+    os.ftruncate(fd, 0)
+    os.close(fd)
+
+
 def close_if_open(fd: int | None) -> None:
     """Close a descriptor that may not be there."""
     if fd is not None:
