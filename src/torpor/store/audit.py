@@ -32,7 +32,7 @@ def scratch() -> memoryview:
 
 
 class Audit:
-    """Checks packs in background threads and notes the outcome in the index."""
+    """Checks packs in background threads."""
 
     def __init__(self, layout: Layout, keys: Keys, index: Index, pause: Callable[[], None], threads: int) -> None:
         """`pause` is called before each read; it returns when reading is welcome."""
@@ -63,6 +63,8 @@ class Audit:
         except (IntegrityError, NewerFormat, OSError) as error:
             self._index.distrust(name)
             raise _older_damaged(name, len(used)) from error
+        self._index.suspect(name, damaged)
+        self._index.verified([name])
         if damaged & used:
             raise _older_damaged(name, len(damaged & used))
 
@@ -82,7 +84,6 @@ class Audit:
                 damaged.update(self._damaged(fd, window))
         finally:
             os.close(fd)
-        self._index.verified(name, damaged)
         return damaged
 
     def _damaged(self, fd: int, window: list[pack.Entry]) -> list[bytes]:

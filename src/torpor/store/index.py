@@ -13,7 +13,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (
     number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL,
-    published INTEGER NOT NULL, verified INTEGER NOT NULL);
+    verified INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS chunks (
     id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,
     suspect INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (id, pack)) WITHOUT ROWID;
@@ -37,9 +37,9 @@ _VERSION = 1
 _BATCH = 256
 _MARKS = ",".join("?" * _BATCH)
 _KNOWN = f"""SELECT c.id, p.name, p.verified FROM chunks c JOIN packs p ON p.number = c.pack
-             WHERE c.id IN ({_MARKS}) AND p.published AND NOT c.suspect"""
+             WHERE c.id IN ({_MARKS}) AND NOT c.suspect"""
 _FIND = f"""SELECT c.id, p.name, c.offset, c.length FROM chunks c JOIN packs p ON p.number = c.pack
-            WHERE c.id IN ({_MARKS}) AND p.published ORDER BY c.suspect DESC"""
+            WHERE c.id IN ({_MARKS}) ORDER BY c.suspect DESC"""
 _BUSY_SECONDS = 60.0
 _DAMAGE = {
     sqlite3.SQLITE_CORRUPT,
@@ -54,7 +54,7 @@ _PACK_NAME = re.compile(r"[0-9a-f]{32}")
 
 
 class Known(NamedTuple):
-    """A stored chunk that may be referred to: its pack, and whether that was read back since it was written."""
+    """A stored chunk: its pack, and whether that was read back since it was written."""
 
     pack: str
     verified: bool
@@ -107,7 +107,7 @@ class Index:
             return True
 
     def known(self, ids: Sequence[bytes]) -> dict[bytes, Known]:
-        """Those of `ids` that are stored in packs anyone may refer to."""
+        """Those of `ids` that are stored and not suspect."""
         return self._run(lambda db: {row[0]: Known(row[1], bool(row[2])) for row in _among(db, _KNOWN, ids)})
 
     def find(self, ids: Sequence[bytes]) -> dict[bytes, list[Place]]:
@@ -121,30 +121,14 @@ class Index:
 
         return self._run(work)
 
-    def add(self, name: str, size: int, entries: Iterable[pack.Entry]) -> None:
-        """Record a whole pack that is still private: nobody else finds its chunks before `publish`."""
-        self._run(lambda db: _insert(db, name, size, entries, published=False))
-
-    def publish(self, names: Iterable[str]) -> None:
-        """Let everyone refer to these packs, which are now in the packs' folder."""
-        wanted = [(name,) for name in names]
-
-        def work(db: sqlite3.Connection) -> int:
-            return db.executemany("UPDATE packs SET published = 1 WHERE name = ?", wanted).rowcount
-
-        if wanted and self._run(work) != len(wanted):
-            self.refresh()  # the cache was replaced meanwhile and knows nothing of our private packs
-
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, names: Collection[str]) -> None:
         """Remove these packs and their chunks."""
+        self._run(lambda db: _forget(db, names))
 
-        query = "SELECT number FROM packs WHERE name = ?"
-        self._run(lambda db: _delete(db, [row[0] for name in names for row in db.execute(query, (name,))]))
-
-    def verified(self, name: str, suspects: Iterable[bytes] = ()) -> None:
-        """Every chunk of this pack was read back; `suspects` are those that were not what their id says."""
-        self.suspect(name, suspects)
-        self._run(lambda db: db.execute("UPDATE packs SET verified = 1 WHERE name = ?", (name,)))
+    def verified(self, names: Iterable[str]) -> None:
+        """Every chunk of these packs was read back since it was written."""
+        rows = [(name,) for name in names]
+        self._run(lambda db: db.executemany("UPDATE packs SET verified = 1 WHERE name = ?", rows))
 
     def suspect(self, name: str, ids: Iterable[bytes]) -> None:
         """These chunks of this pack are damaged: to be stored anew when they come again, and read elsewhere first."""
@@ -212,22 +196,11 @@ class Index:
             self._catch_up(self._db)
 
     def _catch_up(self, db: sqlite3.Connection) -> None:
-        incoming = set(os.listdir(self._layout.incoming))  # before the packs: that is the way they move
         present = {e.name: e.stat().st_size for e in os.scandir(self._layout.packs) if _PACK_NAME.fullmatch(e.name)}
-        recorded = {row[0]: row[1:] for row in db.execute("SELECT name, number, size, published FROM packs")}
-        _delete(
-            db,
-            [
-                number
-                for name, (number, _, published) in recorded.items()
-                if name not in present and (published or name not in incoming)
-            ],
-        )
+        recorded: dict[str, int] = dict(db.execute("SELECT name, size FROM packs"))
+        _forget(db, recorded.keys() - present.keys())
         for name in recorded.keys() & present.keys():
-            _, size, published = recorded[name]
-            if not published:
-                db.execute("UPDATE packs SET published = 1 WHERE name = ?", (name,))
-            if size != present[name]:
+            if recorded[name] != present[name]:
                 db.execute("UPDATE packs SET size = ? WHERE name = ?", (present[name], name))
                 _distrust(db, name)
         self.unreadable = {}
@@ -237,7 +210,7 @@ class Index:
             except (IntegrityError, NewerFormat, OSError) as error:
                 self.unreadable[name] = str(error)
                 continue
-            _insert(db, name, present[name], entries, published=True)
+            _insert(db, name, present[name], entries)
 
     def _contents(self, name: str) -> list[pack.Entry]:
         fd = pack.open_readable(self._layout, name)
@@ -291,17 +264,15 @@ def _among(db: sqlite3.Connection, query: str, ids: Sequence[bytes]) -> Iterator
         yield from db.execute(query, batch)
 
 
-def _insert(db: sqlite3.Connection, name: str, size: int, entries: Iterable[pack.Entry], *, published: bool) -> None:
-    query = "INSERT INTO packs (name, size, published, verified) VALUES (?, ?, ?, 0)"
-    number = db.execute(query, (name, size, published)).lastrowid
+def _insert(db: sqlite3.Connection, name: str, size: int, entries: Iterable[pack.Entry]) -> None:
+    number = db.execute("INSERT INTO packs (name, size) VALUES (?, ?)", (name, size)).lastrowid
     rows = ((entry.id, number, entry.offset, entry.length) for entry in entries)
     db.executemany("INSERT OR IGNORE INTO chunks (id, pack, offset, length) VALUES (?, ?, ?, ?)", rows)
 
 
-def _delete(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        db.execute("DELETE FROM packs WHERE number = ?", (number,))
-    if numbers:
+def _forget(db: sqlite3.Connection, names: Collection[str]) -> None:
+    if names:
+        db.executemany("DELETE FROM packs WHERE name = ?", [(name,) for name in names])
         db.execute("DELETE FROM chunks WHERE pack NOT IN (SELECT number FROM packs)")
 
 

@@ -81,21 +81,16 @@ class PackStream:
         """Write nothing more; whoever waits in `append` gets an error."""
         self._failure = self._failure or StoreError("The checkpoint was abandoned.")
 
-    def remove(self) -> list[str]:
-        """After `stop`: remove the packs that are still in `incoming` and return their names. Raises StoreError."""
+    def remove(self) -> None:
+        """After `stop`: remove the packs that are still in `incoming`. Raises StoreError."""
         self._pool.shutdown(wait=True)
         while self._open:
             os.close(self._open.popitem()[1].fd)
-        removed = []
         try:
             for name in self.names:
-                path = self._layout.incoming / name
-                if path.exists():
-                    path.unlink()
-                    removed.append(name)
+                (self._layout.incoming / name).unlink(missing_ok=True)
         except OSError as error:
             raise direct.store_error(error, "The unfinished packs cannot be removed") from error
-        return removed
 
     def check(self) -> None:
         """Raise the StoreError of a background thread, if there was one."""

@@ -42,7 +42,7 @@ class Writer:
         self._held.enter_context(layout.shared(layout_))
         try:
             index.refresh()
-            self._stream = PackStream(layout_, keys, self._pack_finished, threads, buffer)
+            self._stream = PackStream(layout_, keys, self._announce, threads, buffer)
             self._audit = Audit(layout_, keys, index, self._stream.wait_for_lull, threads)
         except BaseException:
             self._held.close()
@@ -51,7 +51,7 @@ class Writer:
         self._seen: set[bytes] = set()
         self._unverified: dict[str, set[bytes]] = {}
         self._logical = self._stored = self._new = 0
-        self._sealed = self._ended = False
+        self._sealed = self._verified = self._committed = self._ended = False
 
     def __enter__(self) -> Writer:
         return self
@@ -113,14 +113,16 @@ class Writer:
                     progress(done, total)
         except OSError as error:
             raise direct.store_error(error, "What was stored cannot be read back") from error
+        self._verified = True
         self._unverified.clear()
+        self._tell_index()
 
     def commit(self, made: Manifest) -> None:
         """Make the checkpoint exist: publish the packs, then put the manifest under its name, which must be new.
 
         It is durable when this returns. Raises StoreError (name taken, a chunk that is not in the store, no room).
         """
-        self._require(self._sealed and not self._ended, "cannot be committed now")
+        self._require(self._sealed and not self._ended and not self._committed, "cannot be committed now")
         data = manifest.encode(made, self._keys)
         self._require_chunks(made)
         if self._layout.manifest(made.session, made.checkpoint).exists():
@@ -134,7 +136,7 @@ class Writer:
                 temporary.unlink()
         except OSError as error:
             raise direct.store_error(error, f"The checkpoint {made.checkpoint} cannot be committed") from error
-        self._ended = True
+        self._committed = True
 
     def abort(self) -> None:
         """Remove every pack that is still private and let go of the store; after a commit, only the latter."""
@@ -143,25 +145,30 @@ class Writer:
             with self._lock:
                 self._ended = True
             self._audit.close()
-            if removed := self._stream.remove():
-                self._index.forget(removed)
+            self._stream.remove()
+            self._tell_index()
+
+    def _announce(self, whole: OpenPack) -> None:
+        self._audit.expect(whole.name, whole.mac)
 
     def _audited(self) -> Iterator[None]:
+        self._tell_index()
         yield from self._audit.settle()
         for name, used in self._unverified.items():
             self._audit.recheck(name, used)
             yield
-
-    def _pack_finished(self, whole: OpenPack) -> None:
-        self._index.add(whole.name, whole.end, whole.entries)
-        self._audit.expect(whole.name, whole.mac)
 
     def _publish(self) -> None:
         for name in self._stream.names:
             os.rename(self._layout.incoming / name, self._layout.packs / name)
         if self._stream.names:
             direct.sync_folder(self._layout.packs)
-            self._index.publish(self._stream.names)
+
+    def _tell_index(self) -> None:
+        if self._committed:
+            self._index.refresh()
+            if self._verified:
+                self._index.verified(self._stream.names)
 
     def _is_zero(self, chunk_id: bytes, data: memoryview, start: int, end: int) -> bool:
         if data[start] or data[end - 1] or not self._keys.is_zero_chunk(chunk_id, end - start):
