@@ -14,6 +14,7 @@ from torpor.errors import UsageError
 from torpor.model import InputOutput, Kernel
 
 BODY_LIMIT = 4 << 20  # bytes; an environment may be large
+DRAINED_LIMIT = 64 << 20  # bytes that are read on and thrown away, so that a caller who sent too much hears so
 ARGUMENTS_LIMIT = 2 << 20  # bytes of argv and env together: what the kernel takes at most
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
@@ -97,10 +98,15 @@ Body = TypeVar("Body")
 async def body_of(request: Request, kind: type[Body]) -> Body:
     """The request's JSON body. Raises UsageError when it is too large or not of this kind."""
     content = bytearray()
+    received = 0
     async for piece in request.stream():
-        content += piece
-        if len(content) > BODY_LIMIT:
-            raise UsageError(f"The request is larger than {BODY_LIMIT >> 20} MiB.")
+        received += len(piece)
+        if received <= BODY_LIMIT:
+            content += piece
+        elif received > DRAINED_LIMIT:
+            break
+    if received > BODY_LIMIT:
+        raise UsageError(f"The request is larger than {BODY_LIMIT >> 20} MiB.")
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
