@@ -20,6 +20,16 @@ _UNPACK_DEADLINE = 120.0
 _UNCHANGED = "Nothing on this machine was changed."
 _TRY_AGAIN = "See whether `apt-get update` works, then run `torpor setup` again: it goes on where it stopped."
 
+_NO_KEY = (
+    "This machine does not know the key that signs the suite. "
+    "`apt-get install --only-upgrade debian-archive-keyring` brings it; then run `torpor setup` again."
+)
+_STALE = (
+    "See whether this machine's clock is right. A mirror that is frozen on purpose is accepted where apt's own "
+    "configuration accepts it (Acquire::Check-Valid-Until)."
+)
+_ADVICE = {"NO_PUBKEY": _NO_KEY, "Missing key": _NO_KEY, "not signed": _NO_KEY, "is expired": _STALE}  # gpgv, sqv, apt
+
 # What of the machine's apt configuration says how to reach the archive; its hooks and pins are for its own packages.
 _CARRIED = ("Acquire::", "APT::Architecture", "APT::Sandbox", "Dir::Etc::netrc")
 _NOT_CARRIED = ("Acquire::IndexTargets", "Acquire::Languages", "Acquire::Changelogs", "Acquire::CompressionTypes")
@@ -94,12 +104,7 @@ class PrivateApt:
             return
         errors = [line[2:].strip() for line in output.splitlines() if line.startswith("E:")]
         reason = " ".join(errors) or f"apt-get ended with {status}"
-        hint = _TRY_AGAIN
-        if "NO_PUBKEY" in output or "not signed" in output:
-            hint = (
-                "This machine does not know the key that signs the suite. "
-                "`apt-get install --only-upgrade debian-archive-keyring` brings it; then run `torpor setup` again."
-            )
+        hint = next((advice for words, advice in _ADVICE.items() if words in output), _TRY_AGAIN)
         raise SetupError(f"{complaint}: {reason}", safe=_UNCHANGED, hint=hint)
 
 
