@@ -38,39 +38,49 @@ class Audit:
         """`pause` is called before each read; it returns when reading is welcome."""
         self._layout, self._keys, self._index, self._pause = layout, keys, index, pause
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="torpor-audit")
-        self._checks: list[Future[set[bytes]]] = []
+        self._checks: dict[str, Future[set[bytes]]] = {}
 
     def expect(self, name: str, mac: bytes) -> None:
         """Check that a pack just written holds what its index says, and that this index has this MAC."""
-        self._checks.append(self._pool.submit(self._check, name, mac))
+        self._checks[name] = self._pool.submit(self._check, name, mac)
 
     def settle(self) -> Iterator[None]:
-        """Wait for every check, one after another. Raises IntegrityError (a pack is not what was written), StoreError,
-        OSError."""
-        for check in self._checks:
-            if damaged := check.result():
+        """Wait for every check, one after another. Raises IntegrityError (a pack is not what was written), StoreError."""
+        for name, check in self._checks.items():
+            if count := len(self._damaged_in(name, check.result)):
                 raise IntegrityError(
-                    f"{len(damaged)} chunks of the checkpoint are not on the disk as they were written.",
+                    f"{count} chunks of the checkpoint are not on the disk as they were written.",
                     safe="The session was not touched.",
-                    hint="Look for errors of the store's disk.",
+                    hint="Look for errors of the store's disk, then save it again: these chunks are stored anew.",
                 )
             yield
 
     def recheck(self, name: str, used: set[bytes]) -> None:
         """Check an older pack of which `used` are referred to. Raises IntegrityError when one of these is damaged."""
-        try:
-            damaged = self._check(name, None)
-        except (IntegrityError, NewerFormat, OSError) as error:
-            self._index.distrust(name)
-            raise _older_damaged(name, len(used)) from error
-        self._index.suspect(name, damaged)
+        if count := len(self._damaged_in(name, lambda: self._check(name, None)) & used):
+            raise IntegrityError(
+                f"{count} chunks that an earlier checkpoint stored in the pack {name} are damaged.",
+                safe="The session was not touched.",
+                hint="Save it again: these chunks are then stored anew.",
+            )
         self._index.verified([name])
-        if damaged & used:
-            raise _older_damaged(name, len(damaged & used))
 
     def close(self) -> None:
         """Drop the checks that have not begun and wait for those that have."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _damaged_in(self, name: str, check: Callable[[], set[bytes]]) -> set[bytes]:
+        try:
+            damaged = check()
+        except (IntegrityError, NewerFormat, OSError) as error:
+            self._index.distrust(name)
+            raise IntegrityError(
+                f"The pack {name} cannot be read back: {error}",
+                safe="The session was not touched.",
+                hint="Look for errors of the store's disk, then save it again: its chunks are stored anew.",
+            ) from error
+        self._index.suspect(name, damaged)
+        return damaged
 
     def _check(self, name: str, mac: bytes | None) -> set[bytes]:
         fd = pack.open_readable(self._layout, name)
@@ -95,11 +105,3 @@ class Audit:
             for entry in window
             if self._keys.chunk_id(data[entry.offset - begin : entry.offset - begin + entry.length]) != entry.id
         ]
-
-
-def _older_damaged(name: str, count: int) -> IntegrityError:
-    return IntegrityError(
-        f"{count} chunks that an earlier checkpoint stored in the pack {name} are damaged.",
-        safe="The session was not touched.",
-        hint="Save it again: these chunks are then stored anew.",
-    )

@@ -33,23 +33,27 @@ def address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def accepts_direct(folder: Path) -> bool:
-    """Whether files in `folder` can be written and read with O_DIRECT; tried with one page. Raises StoreError."""
-    probe = folder / f"direct-{os.getpid()}-{os.urandom(4).hex()}.part"
+def accepts_direct(folder: Path, readable: Path) -> bool:
+    """Whether files in `folder` can be written and read with O_DIRECT: tried with one page, or, where nothing can be
+    written now (a full disk must still give its bytes), by opening the file `readable`. Raises OSError."""
+    probe = folder / os.urandom(16).hex()
     page = new_buffer(PAGE)
     try:
-        with opened(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT) as fd:
-            write_fully(fd, page, 0)
-            read_fully(fd, page, 0)
+        try:
+            with opened(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT) as fd:
+                write_fully(fd, page, 0)
+                read_fully(fd, page, 0)
+        except OSError as error:
+            if error.errno not in _NO_ROOM | {errno.EROFS}:
+                raise
+            with opened(readable, os.O_RDONLY | os.O_DIRECT):
+                pass
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            # A full disk says nothing about O_DIRECT, and a store on a full disk must still give its bytes.
-            return True
-        if error.errno in {errno.EINVAL, errno.EOPNOTSUPP}:
-            return False
-        raise store_error(error, f"The folder {folder} cannot be written") from error
-    finally:
-        probe.unlink(missing_ok=True)
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:
+            raise
+        return False
     return True
 
 

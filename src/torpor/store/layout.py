@@ -92,7 +92,7 @@ def prepare(root: Path, keys: Keys, *, create: bool) -> Layout:
         if create:
             _create(layout, keys)
         _check_format(layout, keys)
-        return Layout(root, direct.accepts_direct(layout.incoming))
+        return Layout(root, direct.accepts_direct(layout.incoming, layout.format))
     except OSError as error:
         raise direct.store_error(error, f"The store {root} cannot be opened") from error
 

@@ -38,7 +38,7 @@ class Store:
         Raises StoreError (none there, disk errors), NewerFormat, IntegrityError (another site's key), UsageError.
         """
         keys = derive(key)
-        layout_ = layout.prepare(folder, keys, create=create)
+        layout_ = layout.prepare(folder.resolve(), keys, create=create)
         with layout.shared(layout_):
             return cls(layout_, keys, Index(layout_, keys))
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from torpor.errors import StoreError
 from torpor.store import direct, layout, manifest, pack
 from torpor.store.audit import Audit, Progress
-from torpor.store.index import Index
+from torpor.store.index import Index, Known
 from torpor.store.keys import Keys
 from torpor.store.layout import Layout
 from torpor.store.manifest import Manifest
@@ -51,7 +51,7 @@ class Writer:
         self._seen: set[bytes] = set()
         self._unverified: dict[str, set[bytes]] = {}
         self._logical = self._stored = self._new = 0
-        self._sealed = self._verified = self._committed = self._ended = False
+        self._closed = self._sealed = self._verified = self._committed = False
 
     def __enter__(self) -> Writer:
         return self
@@ -80,39 +80,33 @@ class Writer:
         unseen = {i: span for i, *span in zip(ids, starts, cuts, strict=True) if i not in self._seen}
         known = self._index.known(list(unseen)) if unseen else {}
         with self._lock:
-            self._require(not self._sealed and not self._ended, "takes no more chunks")
+            self._require(not self._closed, "takes no more chunks")
             self._logical += len(data)
-            for i, (start, end) in unseen.items():
-                if i in self._seen or self._is_zero(i, data, start, end):
-                    continue
-                self._stored += end - start
-                if i in known:
-                    if not known[i].verified:
-                        self._unverified.setdefault(known[i].pack, set()).add(i)
-                else:
-                    self._new += end - start
-                    self._stream.append(i, data[start:end])
-                self._seen.add(i)
+            try:
+                for i, (start, end) in unseen.items():
+                    if i not in self._seen:
+                        self._take(i, data[start:end], known.get(i))
+            except BaseException:
+                self._stream.stop()  # a chunk may be half copied: this writer can only be aborted
+                raise
         return ids
 
     def seal(self) -> None:
         """Every chunk is on the disk, flushed, when this returns; no more can be put. Raises StoreError."""
         with self._lock:
-            self._require(not self._ended, "has ended")
-            self._sealed = True
+            self._require(not self._closed, "is sealed or was aborted")
+            self._closed = True
             self._stream.finish()
+            self._sealed = True
 
     def verify(self, progress: Progress | None = None) -> None:
         """Wait until every new pack was read back from the disk and matched, and read those older packs that were never
         read back. Raises IntegrityError, StoreError. `progress(done, total)` counts packs."""
-        self._require(self._sealed, "must be sealed before it is verified")
+        self._require(self._sealed, "is not sealed")
         total = len(self._stream.names) + len(self._unverified)
-        try:
-            for done, _ in enumerate(self._audited(), 1):
-                if progress:
-                    progress(done, total)
-        except OSError as error:
-            raise direct.store_error(error, "What was stored cannot be read back") from error
+        for done, _ in enumerate(self._audited(), 1):
+            if progress:
+                progress(done, total)
         self._verified = True
         self._unverified.clear()
         self._tell_index()
@@ -122,7 +116,7 @@ class Writer:
 
         It is durable when this returns. Raises StoreError (name taken, a chunk that is not in the store, no room).
         """
-        self._require(self._sealed and not self._ended and not self._committed, "cannot be committed now")
+        self._require(self._sealed and not self._committed, "is not sealed, or was committed")
         data = manifest.encode(made, self._keys)
         self._require_chunks(made)
         if self._layout.manifest(made.session, made.checkpoint).exists():
@@ -143,10 +137,24 @@ class Writer:
         with self._held:
             self._stream.stop()
             with self._lock:
-                self._ended = True
-            self._audit.close()
+                self._closed = True
+                self._sealed = self._sealed and self._committed
             self._stream.remove()
+            self._audit.close()
             self._tell_index()
+
+    def _take(self, chunk_id: bytes, data: memoryview, known: Known | None) -> None:
+        if not self._is_zero(chunk_id, data):
+            self._stored += len(data)
+            if known is None:
+                self._new += len(data)
+                self._stream.append(chunk_id, data)
+            elif not known.verified:
+                self._unverified.setdefault(known.pack, set()).add(chunk_id)
+        self._seen.add(chunk_id)
+
+    def _is_zero(self, chunk_id: bytes, data: memoryview) -> bool:
+        return not data[0] and not data[-1] and self._keys.is_zero_chunk(chunk_id, len(data))
 
     def _announce(self, whole: OpenPack) -> None:
         self._audit.expect(whole.name, whole.mac)
@@ -169,12 +177,6 @@ class Writer:
             self._index.refresh()
             if self._verified:
                 self._index.verified(self._stream.names)
-
-    def _is_zero(self, chunk_id: bytes, data: memoryview, start: int, end: int) -> bool:
-        if data[start] or data[end - 1] or not self._keys.is_zero_chunk(chunk_id, end - start):
-            return False
-        self._seen.add(chunk_id)
-        return True
 
     def _require_chunks(self, made: Manifest) -> None:
         foreign = {i for thing in made.objects.values() for i in thing.ids()} - self._seen
