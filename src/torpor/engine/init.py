@@ -112,7 +112,8 @@ def _execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
             if path == argv[0]:
                 failure = error
         except OSError as error:
-            failure = error
+            if path == argv[0] or os.path.exists(path):  # else a folder of PATH that is closed to this user
+                failure = error
     os.write(2, b"torpor: %s: %s\n" % (argv[0], (failure.strerror or "cannot be executed").encode()))
     os._exit(NOT_FOUND if isinstance(failure, (FileNotFoundError, NotADirectoryError)) else NOT_EXECUTABLE)
 

@@ -119,6 +119,10 @@ class KeeperClient:
             answer, fds = self._exchange("take_fds", {"session": session}, [])
         return dict(zip(answer["names"], fds, strict=True))
 
+    def give_fds(self, session: str, given: Mapping[str, int], **facts: Any) -> None:
+        """Give copies from `take_fds` back to a new keeper while the session is away; `adopt` does it for one that runs."""
+        self.request("give_fds", list(given.values()), session=session, names=list(given), **facts)
+
     def signal(self, session: str, signum: int) -> None:
         """Signal the session's first process, which passes it on to the main command's process group."""
         self.request("signal", session=session, signum=signum)

@@ -101,8 +101,6 @@ class Requests:
         pid, start_time = int(request["pid"]), int(request["start_time"])
         kept = self._kept(request)
         names = request.get("names") or ["terminal"] * bool(request.fds)
-        if len(names) != len(request.fds):
-            raise ValueError("The descriptors are not as many as their names.")
         if kept.pidfd is not None and (kept.pid, kept.start_time) != (pid, start_time) and not kept.away:
             raise ValueError(f"Session {kept.session} runs already, as process {kept.pid}.")
         self._take_given(kept, names, request.fds)
@@ -134,6 +132,10 @@ class Requests:
         if kept.stdin_read is not None:
             held["stdin"] = kept.stdin_read
         return {"ok": True, "names": list(held)}, list(held.values())
+
+    def _do_give_fds(self, request: Request) -> Reply:
+        self._take_given(self._kept(request), request["names"], request.fds)
+        return {"ok": True}, []
 
     def _do_signal(self, request: Request) -> Reply:
         self._known(request).signal(int(request["signum"]))
@@ -255,6 +257,8 @@ class Requests:
         return self.sessions[session]
 
     def _take_given(self, kept: KeptSession, names: list[str], fds: list[int]) -> None:
+        if len(names) != len(fds):
+            raise ValueError("The descriptors are not as many as their names.")
         for name in names:
             fd = fds.pop(0)
             if name == "terminal":
