@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,8 @@ class Kernel:
     """A kernel manager and a client, as any program that uses Jupyter has them."""
 
     def __init__(self, **settings: Any) -> None:
-        self.manager = KernelManager(kernel_name="python3", **settings)
+        connection_file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4()}.json"
+        self.manager = KernelManager(kernel_name="python3", connection_file=str(connection_file), **settings)
         self._clients: list[BlockingKernelClient] = []
 
     def start(self, **settings: Any) -> BlockingKernelClient:
@@ -57,7 +60,9 @@ class Kernel:
         return self.client
 
     def connect(self, *, wait: bool = True) -> BlockingKernelClient:
-        client = self.manager.client()
+        """A client with a session id of its own: two of one manager's would share one, and a kernel takes them for one."""
+        client = BlockingKernelClient(connection_file=self.manager.connection_file)
+        client.load_connection_file()
         client.start_channels()
         self._clients.append(client)
         if wait:
