@@ -39,6 +39,7 @@ def main() -> None:
     spec_fd, pid_fd, report_fd, stdin_fd = (int(argument) for argument in sys.argv[1:5])
     spec = _read_json(spec_fd)
     source = _read_init_source()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)  # the node's: the session soon mounts its own over it
     try:
         _check(libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC), "new namespaces cannot be made")
         pid = os.fork()
@@ -48,7 +49,7 @@ def main() -> None:
     if pid == 0:
         os.close(pid_fd)
         _become_session(spec, source, report_fd, stdin_fd)
-    _report(pid_fd, {"pid": pid, "start_time": _start_time(pid)})
+    _report(pid_fd, {"pid": pid, "start_time": _start_time(proc, pid)})
 
 
 def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_fd: int) -> NoReturn:
@@ -262,8 +263,9 @@ def _check(result: int, what: str) -> None:
         raise RefusedError(f"The session cannot start ({what}): {os.strerror(ctypes.get_errno())}.")
 
 
-def _start_time(pid: int) -> int:
-    return int(_read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+def _start_time(proc: int, pid: int) -> int:
+    with open(os.open(f"{pid}/stat", os.O_RDONLY, dir_fd=proc)) as file:
+        return int(file.read().rpartition(")")[2].split()[19])
 
 
 def _read_init_source() -> bytes:
