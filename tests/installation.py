@@ -108,7 +108,10 @@ class Installation:
         return contextlib.closing(KeeperClient(self.paths))
 
     def close(self) -> None:
-        """Ends every process that this installation started, and removes its files."""
+        """Ends every process that was started here, and removes all files; a test that fails shows the logs."""
+        for log in ("agent.log", "state/keeper.log", "state/workers.log"):
+            if (self.home / log).exists():
+                print(f"--- {log}\n{(self.home / log).read_text()}")
         if self.agent is not None and self.agent.poll() is None:
             self.kill()
         sessions: list[Session] = []

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.installation import PYTHON, Installation, eventually
+
 from torpor.client import Client
 from torpor.errors import AgentUnreachable, Conflict, NotFound, TorporError, UsageError
 from torpor.paths import from_environment

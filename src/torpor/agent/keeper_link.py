@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from torpor.paths import Paths
 
 logger = logging.getLogger(__name__)
 
-RETRY = 1.0  # seconds between attempts to replace a keeper
+RETRY = 0.5  # seconds between attempts to replace a keeper
 
 Answer = TypeVar("Answer")
 
@@ -42,8 +43,11 @@ class KeeperLink:
     ) -> None:
         """Finds or starts the keeper. From now on its events go to `on_event`; when it has died and another was
         started, `on_replaced` gives that one what it must know. Raises EngineError when none can be started."""
-        self._events = await asyncio.to_thread(self._connect)
+        self._events, missed = await asyncio.to_thread(self._connect)
+        for event in missed:
+            on_event(event)
         self._watching = asyncio.create_task(self._watch(on_event, on_replaced))
+        self._watching.add_done_callback(_report_failure)
 
     def stop(self) -> None:
         """Lets the keeper go; it goes on."""
@@ -112,13 +116,19 @@ class KeeperLink:
 
         return await asyncio.to_thread(ask)
 
-    def _connect(self) -> Events:
+    def _connect(self) -> tuple[Events, list[dict[str, Any]]]:
+        """A subscription, and what had happened before it."""
         keeper = ensure_keeper(self._paths)
         try:
-            self.pid = keeper.pid()
-            return Events(self._paths)
+            events = Events(self._paths)
+            self.pid = keeper.pid()  # its answer comes after the keeper has told everything that was missed
         finally:
             keeper.close()
+        missed = []
+        upcoming = iter(events)
+        while select.select([events], [], [], 0)[0] and (event := next(upcoming, None)) is not None:
+            missed.append(event)
+        return events, missed
 
     async def _watch(
         self, on_event: Callable[[dict[str, Any]], None], on_replaced: Callable[[], Awaitable[None]]
@@ -128,7 +138,9 @@ class KeeperLink:
             if self._stopping:
                 return
             logger.warning("The keeper (process %d) is gone; sessions go on, another one is started", self.pid)
-            self._events = await self._replacement()
+            self._events, missed = await self._replacement()
+            for event in missed:
+                on_event(event)
             await on_replaced()
             logger.info("The keeper is process %d now", self.pid)
 
@@ -146,17 +158,22 @@ class KeeperLink:
         await gone.wait()
         events.close()
 
-    async def _replacement(self) -> Events:
+    async def _replacement(self) -> tuple[Events, list[dict[str, Any]]]:
         while True:
             try:
                 return await asyncio.to_thread(self._connect)
-            except TorporError as error:
-                logger.error("No keeper could be started: %s", error)
+            except (TorporError, OSError) as error:  # one that is just dying may still accept a connection
+                logger.warning("The keeper could not be replaced yet: %s", error)
                 await asyncio.sleep(RETRY)
 
     def _drop_copies(self, session: str) -> None:
         for descriptor in self._copies.pop(session, {}).values():
             os.close(descriptor)
+
+
+def _report_failure(watching: asyncio.Task[None]) -> None:
+    if not watching.cancelled() and watching.exception() is not None:
+        logger.critical("The keeper is not watched any more", exc_info=watching.exception())
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
