@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from torpor.demo import machine, notebook
+from torpor.demo import notebook
 from torpor.demo.household import Household
 from torpor.demo.lab import Lab, find_server, new_token, server_command
 from torpor.demo.story import environment
@@ -64,14 +63,3 @@ def test_a_cell_that_fails_is_told(lab: Lab) -> None:
 def test_a_server_that_is_not_there_is_told() -> None:
     with pytest.raises(TorporError, match="did not answer GET"):
         Lab("http://127.0.0.1:9/", "token").kernel_state("x")
-
-
-def test_the_household_ends_what_its_children_leave_behind() -> None:
-    program = "import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n  time.sleep(600)\n"
-    with Household() as household:
-        household.start("daemon", [sys.executable, "-c", program], dict(os.environ)).wait()
-        daemons = machine.identify(machine.descendants(os.getpid()))
-        assert daemons
-    assert household.leftovers == []
-    assert machine.still_there(daemons) == []
-    assert not household.home.exists()

@@ -34,7 +34,7 @@ class Household:
     def __enter__(self) -> Household:
         _adopt_orphans(True)
         # Not in /tmp, which may be memory: what is asleep would occupy what it has given back.
-        parent = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
+        parent = os.environ.get("TMPDIR") or "/var/tmp"
         self.home = Path(tempfile.mkdtemp(prefix="torpor-demo-", dir=parent))
         self.home.chmod(0o755)
         (self.home / "tmp").mkdir(mode=0o1777)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import websocket
-
 from torpor.errors import TorporError
+
+if TYPE_CHECKING:
+    import websocket  # comes with JupyterLab, and is imported when there is one to talk to
 
 ANSWER_TIMEOUT = 60.0  # seconds for a REST answer: it may start a kernel
 Json = dict[str, Any]
@@ -69,10 +70,16 @@ class Lab:
 
     def connect(self, kernel_id: str) -> KernelConnection:
         """Opens the websocket to a kernel's channels."""
+        import websocket
+
         session = uuid4().hex
         url = f"{self.url.replace('http', 'ws', 1)}api/kernels/{kernel_id}/channels?session_id={session}"
         headers = [f"Authorization: token {self.token}"]
-        return KernelConnection(websocket.create_connection(url, timeout=ANSWER_TIMEOUT, header=headers), session)
+        try:
+            socket = websocket.create_connection(url, timeout=ANSWER_TIMEOUT, header=headers)
+        except (OSError, websocket.WebSocketException) as reason:
+            raise TorporError(f"JupyterLab does not connect the notebook to its kernel: {reason}.") from reason
+        return KernelConnection(socket, session)
 
     def _request(self, method: str, path: str, body: Json | None = None) -> Json:
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
@@ -136,6 +143,8 @@ class KernelConnection:
         return message_id
 
     def _receive(self, deadline: float) -> Json:
+        import websocket
+
         while True:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             try:

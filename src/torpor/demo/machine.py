@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+SETTLED_WITHIN = 5.0  # seconds
+GROWING = 8 << 20  # bytes of growth in a quarter of a second that are not yet noise
 
 Process = tuple[int, int]  # pid on the node, start time in clock ticks
 
@@ -17,6 +20,18 @@ def memory_available() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def settled_memory_available() -> int:
+    """Like `memory_available`, once it has stopped growing: the kernel needs a moment to collect what was freed."""
+    deadline = time.monotonic() + SETTLED_WITHIN
+    seen = memory_available()
+    while time.monotonic() < deadline:
+        time.sleep(0.25)
+        before, seen = seen, memory_available()
+        if seen - before < GROWING:
+            return seen
+    return seen
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

@@ -23,8 +23,9 @@ from torpor.errors import AgentUnreachable, NotPermitted, SetupError, TorporErro
 from torpor.paths import Paths, from_environment
 
 IDLE_AFTER = 4  # seconds
-POLICY = f'[policy]\nidle_after = "{IDLE_AFTER}s"\ncpu_threshold = 0.05\n'
+POLICY = f'[policy]\nidle_after = "{IDLE_AFTER}s"\ncpu_window = "2s"\ncpu_threshold = 0.05\n'
 FILE = "training.ipynb"
+KERNEL_WITHIN = 60.0
 ASLEEP_WITHIN = 180.0  # seconds: far more than it takes, so that a slow machine is not called a failure
 
 
@@ -172,10 +173,14 @@ def _start_lab(timeline: Timeline, household: Household, env: dict[str, str]) ->
 
 
 def _kernel_session(client: Client) -> Json:
-    sessions = [session for session in client.sessions() if session["kind"] == "kernel"]
-    if len(sessions) != 1:
-        raise TorporError(f"The notebook's kernel is not a session of the agent: {len(sessions)} found, not 1.")
-    return sessions[0]
+    """The session that the notebook's kernel became; the relay makes it while the kernel starts."""
+    deadline = time.monotonic() + KERNEL_WITHIN
+    while time.monotonic() < deadline:
+        kernels = [session for session in client.sessions() if session["kind"] == "kernel"]
+        if kernels:
+            return _wait_for_state(client, kernels[0]["id"], "running")
+        time.sleep(0.05)
+    raise TorporError("The notebook's kernel did not become a session of the agent.")
 
 
 def _work(timeline: Timeline, figures: Figures, kernel: KernelConnection, load: str, train: str) -> None:
@@ -206,7 +211,7 @@ def _fall_asleep(timeline: Timeline, figures: Figures, client: Client, ref: str)
     left = machine.still_there(processes)
     if left:
         raise TorporError(f"Processes of the hibernated session are still there: {left}.")
-    figures.bytes_available_asleep = machine.memory_available()
+    figures.bytes_available_asleep = machine.settled_memory_available()
     gained = figures.bytes_available_asleep - figures.bytes_available_awake
     timeline.note(
         "z",

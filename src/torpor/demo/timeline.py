@@ -56,7 +56,7 @@ class Timeline:
     def heading(self, text: str) -> None:
         """Prints a line of its own."""
         if not self._quiet:
-            self._console.print(self._printable(text), style="bold", highlight=False, markup=False)
+            self._console.print(self._printable(text), style="bold", soft_wrap=True, highlight=False, markup=False)
 
     def as_data(self) -> list[dict[str, Any]]:
         """Every event: `at` and `seconds`, `name`, `text`."""
@@ -76,12 +76,11 @@ class Timeline:
         if self._quiet:
             return
         line = Text()
-        line.append(f"{event.at:7.1f} s ", style="dim")
+        took = "" if seconds is None else f"{seconds:.2f} s"
+        line.append(f"{event.at:7.1f} s{took:>10} ", style="dim")
         line.append(self._printable(f" {mark} "), style=STYLES[mark])
         line.append(self._printable(f"{name:<{NAME_WIDTH}}"), style="bold")
         line.append(self._printable(text))
-        if seconds is not None:
-            line.append(f"  {seconds:.2f} s", style="dim")
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _printable(self, text: str) -> str:
