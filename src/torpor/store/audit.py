@@ -45,7 +45,7 @@ class Audit:
         self._checks[name] = self._pool.submit(self._check, name, mac)
 
     def settle(self) -> Iterator[None]:
-        """Wait for every check, one after another. Raises IntegrityError (a pack is not what was written), StoreError."""
+        """Wait for every check, one after another. Raises IntegrityError when a pack is not what was written."""
         for name, check in self._checks.items():
             if count := len(self._damaged_in(name, check.result)):
                 raise IntegrityError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torpor.store import collector, layout, manifest
+from torpor.store import collector, layout, manifest, pack
 from torpor.store.audit import Progress
 from torpor.store.index import Index
 from torpor.store.keys import Keys, derive
@@ -75,9 +75,10 @@ class Store:
     def writer(self, *, threads: int = 2, buffer: int = BUFFER_BYTES) -> Writer:
         """A writer for one checkpoint, with `threads` disk threads and `threads + 2` buffers of `buffer` bytes.
 
+        A buffer has at least 1 MiB.
         A context manager; leaving it without a commit aborts. Waits for a running collection. Raises StoreError.
         """
-        return Writer(self._layout, self._keys, self._index, threads=threads, buffer=buffer)
+        return Writer(self._layout, self._keys, self._index, threads=threads, buffer=max(buffer, pack.MAX_CHUNK))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -127,6 +128,13 @@ class Store:
     def delete(self, session: str, checkpoint: str) -> None:
         """Remove a checkpoint durably, readable or not; `collect` gives its space back. Raises NotFound, StoreError."""
         manifest.delete(self._layout, session, checkpoint)
+
+    def sweep(self) -> int:
+        """Remove what dead writers left and return the bytes freed: quick, whatever the size of the store.
+
+        Raises Conflict when a writer or a reader is at work, StoreError.
+        """
+        return collector.sweep(self._layout)
 
     def collect(self) -> int:
         """Remove packs that no manifest needs, and what dead writers left; return the bytes freed.
