@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torpor.engine import procfs
 from torpor.engine.keeper_client import Events, KeeperClient, Launched, ensure_keeper
 from torpor.errors import TorporError
-from torpor.model import Caller, Launch, ProcessId
+from torpor.model import Caller, InputOutput, Launch, ProcessId
 from torpor.paths import Paths
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,8 @@ class KeeperLink:
         launched: Launched = await self._ask(lambda keeper: keeper.launch(session, folder, launch, caller))
         for note in launched.notes:
             logger.warning("Session %s: %s", session, note)
-        await self.hold_copies(session)
+        if launch.io is not InputOutput.DETACHED:
+            await self.hold_copies(session)
         return ProcessId(launched.pid, launched.start_time, procfs.boot_id()), launched.terminal
 
     async def spawn(self, name: str, argv: list[str], env: Mapping[str, str], output: int, errors: int) -> ProcessId:
@@ -85,11 +86,16 @@ class KeeperLink:
         copies = self._copies.get(session, {})
         await self._ask(lambda keeper: keeper.adopt(session, init.pid, init.start_time, copies))
 
-    async def keep_away(self, session: str, rows: int, columns: int) -> None:
-        """Lets the keeper hold a terminal for a session that is away, so that a key wakes it."""
+    async def keep_away(self, session: str, terminal: tuple[int, int] | None) -> None:
+        """Makes the keeper hold what a session that is away had: the copies held here, or, when these were lost too, a
+        new terminal of these rows and columns. A key that is pressed on it is told as an event."""
+        copies = self._copies.get(session, {})
 
         def ask(keeper: KeeperClient) -> None:
-            keeper.hold_terminal(session, rows, columns)
+            if copies:
+                keeper.give_fds(session, copies)
+            elif terminal is not None:
+                keeper.hold_terminal(session, *terminal)
             keeper.away(session, True)
 
         await self._ask(ask)

@@ -65,13 +65,17 @@ class Node:
 
     async def hand_over(self, session: Session) -> None:
         """Makes the keeper hold what it must hold of one session; one that it cannot hold is logged, and left alone."""
-        terminal = session.launch.io is InputOutput.TERMINAL
+        launch = session.launch
+        size = (launch.rows, launch.columns) if launch.io is InputOutput.TERMINAL else None
         try:
             if session.init is not None and is_alive(session.init):
                 await self.keeper.adopt(session.id, session.init)
+            elif session.state is State.HIBERNATED and launch.io is not InputOutput.DETACHED:
+                await self.keeper.keep_away(session.id, size)
+            else:
+                return
+            if launch.io is not InputOutput.DETACHED:
                 await self.keeper.hold_copies(session.id)
-            elif session.state is State.HIBERNATED and terminal:
-                await self.keeper.keep_away(session.id, session.launch.rows, session.launch.columns)
         except TorporError as error:
             logger.error("The keeper does not hold session %s: %s", session.name, error)
 

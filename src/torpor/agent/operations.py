@@ -12,7 +12,7 @@ from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.running import Running, find_worker, follow_worker
 from torpor.errors import Conflict, TorporError
-from torpor.model import Operation, OperationKind, ProcessId, Session, State
+from torpor.model import InputOutput, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions import planner, recovery
 from torpor.sessions.registry import Registry
@@ -153,6 +153,8 @@ class Operations:
         if worker is not None:
             await follow_worker(worker, output, running.tell)
         operation = await self._closed(running.operation.id)
+        if operation.kind is OperationKind.RESUME:
+            await self._hold_copies(session_id)
         del self._running[session_id]
         self.settle(session_id)
         running.conclude(operation)
@@ -170,6 +172,15 @@ class Operations:
             except (TorporError, OSError):
                 logger.exception("The recovery of %s failed; it will be tried again", operation_id)
         return operation
+
+    async def _hold_copies(self, session_id: str) -> None:
+        """A session that came back may have another terminal than it had."""
+        if self.registry.session(session_id).launch.io is InputOutput.DETACHED:
+            return
+        try:
+            await self.keeper.hold_copies(session_id)
+        except TorporError as error:
+            logger.error("The terminal of session %s would not outlive its keeper: %s", session_id, error)
 
     def _background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
