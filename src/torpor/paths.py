@@ -58,9 +58,10 @@ class Paths:
         """One session's own folder: logs, exit status, stdin FIFO (mode 0711, files of the owner 0600)."""
         return self.state / "sessions" / session_id
 
-    def operation(self, operation_id: str) -> Path:
-        """Scratch of one operation (root only); removed when the operation ends."""
-        return self.state / "operations" / operation_id
+    @property
+    def scratch(self) -> Path:
+        """An empty folder on which every worker mounts memory that only it sees."""
+        return self.state / "scratch"
 
 
 SYSTEM = Paths(run=Path("/run/torpor"), state=Path("/var/lib/torpor"), config=Path("/etc/torpor/config.toml"))

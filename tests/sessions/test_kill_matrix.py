@@ -74,10 +74,9 @@ def leftovers(stage: Stage) -> list[str]:
     """Processes, mounts and scratch folders of operations of this stage that should not exist any more."""
     home = str(stage.home)
     found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home in line]
-    operations = stage.paths.state / "operations"
-    found += [str(path) for path in operations.iterdir()] if operations.exists() else []
-    incoming = stage.paths.store / "incoming"
-    found += [str(path) for path in incoming.iterdir()] if incoming.exists() else []
+    found += [
+        str(path) for folder in (stage.paths.scratch, stage.paths.store / "incoming") for path in folder.iterdir()
+    ]
     for pid in (name for name in os.listdir("/proc") if name.isdigit()):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

@@ -59,6 +59,7 @@ class CriuRun:
         command = [
             *criu.argv,
             action,
+            "--no-default-config",
             *("--images-dir", str(folder), "--log-file", f"{action}.log", "-v2"),
             *("--timeout", str(int(deadline) + 1), "--action-script", str(hook)),
             *arguments,
@@ -70,7 +71,7 @@ class CriuRun:
             stderr=subprocess.DEVNULL,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "CRIU_LIBS_DIR": str(folder / "no-plugins")},
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         started = procfs.start_time(self._process.pid)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
-MNT_DETACH = 0x2
 MS_NOSUID, MS_NODEV = 0x2, 0x4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,13 +29,6 @@ def bind_root(target: Path) -> None:
     """Makes the whole tree of mounts visible below `target`, which CRIU needs as a restored session's root."""
     _mount("/", target, None, MS_BIND | MS_REC)
     _mount(None, target, None, MS_REC | MS_PRIVATE)
-
-
-def detach(target: Path) -> None:
-    """Takes a mount, and everything mounted below it, out of this namespace. Raises OSError."""
-    if _libc.umount2(os.fsencode(target), MNT_DETACH) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(target))
 
 
 def _mount(source: str | None, target: Path, kind: str | None, flags: int, options: str | None = None) -> None:

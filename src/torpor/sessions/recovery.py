@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
-import shutil
 import signal
 import time
 
 from torpor.engine import keeper_client, procfs
-from torpor.errors import IntegrityError, NotFound, StoreError
+from torpor.errors import Conflict, IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions import planner
@@ -39,7 +39,8 @@ def recover(paths: Paths, registry: Registry, operation_id: str) -> Session:
         verified=manifest is not None and "verify" not in operation.done and _whole(store, manifest),
     )
     outcome = planner.outcome(operation.kind, operation.done, remains)
-    shutil.rmtree(paths.operation(operation_id), ignore_errors=True)
+    with contextlib.suppress(Conflict):  # another worker uses the store; what is left goes with the next collection
+        store.sweep()
     return _finish(paths, registry, store, operation, session, manifest, outcome)
 
 

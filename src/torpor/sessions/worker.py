@@ -38,7 +38,7 @@ def main(operation_id: str) -> int:
     registry = Registry(paths.database)
     registry.note_worker(operation_id, ProcessId(*procfs.identify(os.getpid()), procfs.boot_id()))
     operation = registry.operation(operation_id)
-    scratch = _scratch(paths.operation(operation_id))
+    scratch = _scratch(paths.scratch)
     try:
         context = Context(
             paths=paths,
@@ -58,9 +58,6 @@ def main(operation_id: str) -> int:
         execute(context, transition)
     except TorporError:
         return 1
-    finally:
-        private_mounts.detach(scratch)
-        scratch.rmdir()
     return 0
 
 
@@ -81,7 +78,7 @@ class _Reporter:
 
 
 def _scratch(folder: Path) -> Path:
-    """The operation's folder, with private memory mounted on it that nobody else sees."""
+    """The folder with memory mounted on it that nobody else sees and that vanishes with this process."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     private_mounts.tmpfs(folder, options="mode=0700,size=100%")
     return folder
