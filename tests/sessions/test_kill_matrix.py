@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-
 from tests.sessions.stage import Stage
 from tests.sessions.test_transitions import COUNTER, counted
+
 from torpor.engine import procfs
 from torpor.model import OperationKind, Session, State
 from torpor.sessions import planner

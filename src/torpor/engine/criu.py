@@ -23,7 +23,7 @@ from torpor.engine.criu_binary import Criu
 from torpor.errors import EngineError
 from torpor.model import ProcessId
 
-HARMLESS = ("RLIMIT_NOFILE for self",)
+NOISE = ("RLIMIT_NOFILE for self", "Dumping FAILED", "Restoring FAILED", "Unable to detach")
 ERROR_LINES = 4
 GATE = 'read -r go && exec "$@" </dev/null'  # the process exists, and is on record, before it does anything
 
@@ -52,6 +52,7 @@ class CriuRun:
         self._allowed = deadline
         self._asking: socket.socket | None = None
         self.timed_out = False
+        (folder / "no-plugins").mkdir()
         hook = self._install_hook()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(folder / "hook.sock"))
@@ -149,8 +150,8 @@ class CriuRun:
             lines = (self._folder / f"{self._action}.log").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return []
-        said = [line.split("): ", 1)[-1].strip() for line in lines if "Error (" in line]
-        return [line for line in said if not any(part in line for part in HARMLESS)][-ERROR_LINES:]
+        said = [line.split("): ", 1)[-1].strip().rstrip(".") for line in lines if "Error (" in line]
+        return [line for line in said if not any(part in line for part in NOISE)][-ERROR_LINES:]
 
     def keep_log(self, target: Path) -> None:
         """Copies CRIU's log (root only) to where it outlives this run."""
