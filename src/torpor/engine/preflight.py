@@ -25,28 +25,35 @@ UNSAVABLE = {
 NESTABLE = ("pid", "mnt", "user", "net", "ipc", "uts")
 
 
-def objections(init_pid: int) -> list[str]:
-    """One sentence for each thing below `init_pid` that cannot be saved; empty when nothing stands against it."""
+def objections(init_pid: int, terminal: str | None = None) -> list[str]:
+    """One sentence for each thing below `init_pid` that cannot be saved; empty when nothing stands against it.
+
+    `terminal` is the session's own terminal, whose other end is outside the tree.
+    """
     found: list[str] = []
+    device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):
         name = _name(pid)
-        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected)]
+        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device)]
     return list(dict.fromkeys(found))
 
 
-def _objections(pid: int, expected: dict[str, str]) -> Iterator[str]:
+def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Iterator[str]:
     try:
         links = [(fd, os.readlink(f"/proc/{pid}/fd/{fd}")) for fd in os.listdir(f"/proc/{pid}/fd")]
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
+        controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
     for fd, link in links:
         for start, why in UNSAVABLE.items():
             if link.startswith(start):
                 yield f"has {why} (descriptor {fd})"
+        if link == "/dev/tty" and controlling == terminal:
+            yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
     for mapped in maps:
         for start, why in UNSAVABLE.items():
             if mapped.startswith(start):

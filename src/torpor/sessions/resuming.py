@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from torpor.engine import compat, filetree, private_mounts, procfs, terminals
-from torpor.engine.keeper_client import KeeperClient
+from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
@@ -125,6 +125,7 @@ class Resuming:
         root = context.scratch / "root"
         root.mkdir()
         extra = self._reattach()
+        clear_exit_status(context.paths.session(context.session.id))
         self._restore = Restore(
             context.criu,
             context.scratch,

@@ -126,7 +126,7 @@ class Saving:
         pids = procfs.tree(self._init.pid)
         if not pids or procfs.start_time(self._init.pid) != self._init.start_time:
             raise Conflict(f"Session {context.session.name} has just ended by itself.")
-        found = preflight.objections(self._init.pid)
+        found = preflight.objections(self._init.pid, context.session.terminal)
         if found:
             raise PreflightRefused(
                 "The session cannot be saved. " + " ".join(found),
