@@ -126,7 +126,8 @@ def test_a_command_that_nothing_wakes_is_left_alone_unless_its_owner_or_the_poli
 
 
 def test_a_policy_of_none_does_nothing() -> None:
-    policy = Policy(action="none")
+    policy = Policy(action="none", unattended="hibernate")
     verdict = judge(NOTEBOOK, policy)
     assert due(verdict, policy, changed(NOTEBOOK, idle_after=1.0)) is None
+    assert due(verdict, policy, Facts(now=NOW, started=NOW - 5 * HOUR, cpu=QUIET)) is None
     assert "does nothing" in verdict.would_change

@@ -4,7 +4,7 @@
 [policy]
 idle_after = "30m"         # since the last use
 action = "hibernate"       # or "none"
-unattended = "none"        # the same for commands that neither a cell nor a key wakes; `--idle-after` opts one in
+unattended = "none"        # or "hibernate": commands that neither a cell nor a key wakes; `--idle-after` opts one in
 cpu_threshold = 0.02       # fraction of one core
 cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy

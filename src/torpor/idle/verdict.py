@@ -139,7 +139,7 @@ def _fresh(read: float, facts: Facts, policy: Policy) -> bool:
 
 def _action(facts: Facts, policy: Policy) -> str:
     asked_for = facts.wakes_by_itself or facts.idle_after is not None
-    return policy.action if asked_for else policy.unattended
+    return policy.action if asked_for or policy.action == "none" else policy.unattended
 
 
 def _outlook(idle_for: float, facts: Facts, policy: Policy) -> str:
