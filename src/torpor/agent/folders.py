@@ -23,7 +23,6 @@ def prepare(paths: Paths) -> None:
         paths.run: LISTED,
         paths.state: TRAVERSED,
         paths.state / "sessions": TRAVERSED,
-        paths.state / "operations": PRIVATE,
         paths.state / "logs": PRIVATE,
         paths.site_key.parent: PRIVATE,
     }
