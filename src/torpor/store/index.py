@@ -34,12 +34,11 @@ CREATE TABLE IF NOT EXISTS chunks (
     suspect INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (id, pack)) WITHOUT ROWID;
 """
 _VERSION = 1
-_BATCH = 256
-_MARKS = ",".join("?" * _BATCH)
-_KNOWN = f"""SELECT c.id, p.name, p.verified FROM chunks c JOIN packs p ON p.number = c.pack
-             WHERE c.id IN ({_MARKS}) AND NOT c.suspect"""
-_FIND = f"""SELECT c.id, p.name, c.offset, c.length FROM chunks c JOIN packs p ON p.number = c.pack
-            WHERE c.id IN ({_MARKS}) ORDER BY c.suspect DESC"""
+_BATCHES = (64, 8, 1)  # ids in one statement: as many as pay, in few enough different statements to stay prepared
+_KNOWN = """SELECT c.id, p.name, p.verified FROM chunks c JOIN packs p ON p.number = c.pack
+             WHERE c.id IN ({}) AND NOT c.suspect"""
+_FIND = """SELECT c.id, p.name, c.offset, c.length FROM chunks c JOIN packs p ON p.number = c.pack
+            WHERE c.id IN ({}) ORDER BY c.suspect DESC"""
 _BUSY_SECONDS = 60.0
 _DAMAGE = {
     sqlite3.SQLITE_CORRUPT,
@@ -258,10 +257,12 @@ def _in_file(path: Path) -> sqlite3.Connection:
 
 
 def _among(db: sqlite3.Connection, query: str, ids: Sequence[bytes]) -> Iterator[Any]:
-    for start in range(0, len(ids), _BATCH):
-        batch: list[bytes | None] = list(ids[start : start + _BATCH])
-        batch.extend([None] * (_BATCH - len(batch)))
-        yield from db.execute(query, batch)
+    start = 0
+    for size in _BATCHES:
+        statement = query.format(",".join("?" * size))
+        while len(ids) - start >= size:
+            yield from db.execute(statement, ids[start : start + size])
+            start += size
 
 
 def _insert(db: sqlite3.Connection, name: str, size: int, entries: Iterable[pack.Entry]) -> None:

@@ -72,7 +72,7 @@ class Store:
             "unreadable_packs": dict(self._index.unreadable),
         }
 
-    def writer(self, *, threads: int = 2, buffer: int = BUFFER_BYTES) -> Writer:
+    def writer(self, *, threads: int = 3, buffer: int = BUFFER_BYTES) -> Writer:
         """A writer for one checkpoint, with `threads` disk threads and `threads + 2` buffers of `buffer` bytes.
 
         A buffer has at least 1 MiB.
