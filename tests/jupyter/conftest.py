@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
-
+from tests.installation import Installation
 from tests.jupyter.standin import StandInAgent
 
 
@@ -31,6 +31,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def agent(home: Path) -> Iterator[StandInAgent]:
+    """Takes the place of the running agent that other tests get under this name."""
     agent = StandInAgent(home)
     agent.start()
     yield agent
@@ -60,7 +61,7 @@ class Kernel:
         return self.client
 
     def connect(self, *, wait: bool = True) -> BlockingKernelClient:
-        """A client with a session id of its own: two of one manager's would share one, and a kernel takes them for one."""
+        """A client with a session id of its own; two of one manager's are one to a kernel."""
         client = BlockingKernelClient(connection_file=self.manager.connection_file)
         client.load_connection_file()
         client.start_channels()
@@ -79,6 +80,25 @@ class Kernel:
 
 @pytest.fixture
 def kernel(agent: StandInAgent, torpor_by_default: None) -> Iterator[Kernel]:
+    kernel = Kernel()
+    kernel.start()
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def installation(
+    home: Path, make_installation: Callable[[], Installation], monkeypatch: pytest.MonkeyPatch
+) -> Installation:
+    """The real agent; kernels that are started find it."""
+    installation = make_installation()
+    monkeypatch.setenv("TORPOR_HOME", str(installation.home))
+    installation.start()
+    return installation
+
+
+@pytest.fixture
+def real_kernel(installation: Installation, torpor_by_default: None) -> Iterator[Kernel]:
     kernel = Kernel()
     kernel.start()
     yield kernel

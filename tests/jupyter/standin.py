@@ -158,99 +158,105 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A relay that was killed does not wait for its answer."""
 
-def _handler_for(agent: StandInAgent) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-        def address_string(self) -> str:
-            return "unix"
-
-        def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            words = parts.path.split("/")[3:]
-            session = agent.sessions.get(words[0])
-            if session is None:
-                return self._answer({"code": "not_found", "message": "No such session."}, 404)
-            if words[1:] == ["watch"]:
-                query = parse_qs(parts.query)
-                version, timeout = int(query["version"][0]), float(query["timeout"][0])
-                server = agent._server
-                deadline = time.monotonic() + timeout
-                with agent.changed:
-                    while session.version <= version and time.monotonic() < deadline and server is agent._server:
-                        agent.changed.wait(0.1)
-                        if not agent.socket.exists():
-                            self.close_connection = True
-                            return None
-            if words[1:] == ["logs"]:
-                return self._send(session.log.read_bytes(), 200)
-            return self._answer(session.as_json())
-
-        def do_POST(self) -> None:
-            body = self._body()
-            words = urlsplit(self.path).path.split("/")[3:]
-            if not words:
-                return self._answer(agent.create(body).as_json(), 201)
-            session = agent.sessions[words[0]]
-            session.calls.append(words[1])
-            match words[1]:
-                case "resume":
-                    return self._operate(agent.resume, session)
-                case "hibernate":
-                    return self._operate(agent.hibernate, session)
-                case "quiesced":
-                    with agent.changed:
-                        session.quiesced = body
-                        agent.changed.notify_all()
-                case "answered":
-                    with agent.changed:
-                        session.answered = body["version"]
-                        agent.changed.notify_all()
-                case "signal":
-                    os.killpg(session.process.pid, body["signal"])
-                case "end":
-                    agent.end(session)
-            return self._answer({})
-
-        def do_PUT(self) -> None:
-            session = agent.sessions[urlsplit(self.path).path.split("/")[3]]
-            body = self._body()
-            with agent.changed:
-                session.reports.append(body)
-                agent.changed.notify_all()
-            self._answer({})
-
-        def _operate(self, act: Any, session: StandInSession) -> None:
-            lines = [{"event": "progress", **event} for event in agent.progress]
-            self.send_response(200)
-            self.send_header("Connection", "close")
-            self.end_headers()
-            for line in lines:
-                self.wfile.write(json.dumps(line).encode() + b"\n")
-                self.wfile.flush()
-            try:
-                act(session)
-                last: dict[str, Any] = {"event": "result"}
-            except TorporError as error:
-                last = {"event": "error", "error": error.as_dict()}
-            self.wfile.write(json.dumps(last).encode() + b"\n")
-            self.close_connection = True
-
-        def _body(self) -> Any:
-            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            return json.loads(content) if content else {}
-
-        def _answer(self, body: Any, status: int = 200) -> None:
-            self._send(json.dumps(body).encode(), status)
-
-        def _send(self, content: bytes, status: int) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+def _handler_for(stand_in: StandInAgent) -> type[BaseHTTPRequestHandler]:
+    class Handler(_Handler):
+        agent = stand_in
 
     return Handler
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    agent: StandInAgent
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        words = parts.path.split("/")[3:]
+        session = self.agent.sessions.get(words[0])
+        if session is None:
+            return self._answer({"code": "not_found", "message": "No such session."}, 404)
+        if words[1:] == ["logs"]:
+            return self._send(session.log.read_bytes(), 200)
+        if words[1:] == ["watch"]:
+            query = parse_qs(parts.query)
+            self._watch(session, int(query["version"][0]), float(query["timeout"][0]))
+        return self._answer(session.as_json())
+
+    def do_POST(self) -> None:
+        body = self._body()
+        words = urlsplit(self.path).path.split("/")[3:]
+        if not words:
+            return self._answer(self.agent.create(body).as_json(), 201)
+        session = self.agent.sessions[words[0]]
+        session.calls.append(words[1])
+        match words[1]:
+            case "resume":
+                return self._operate(self.agent.resume, session)
+            case "hibernate":
+                return self._operate(self.agent.hibernate, session)
+            case "quiesced":
+                self._note(session, quiesced=body)
+            case "answered":
+                self._note(session, answered=body["version"])
+            case "signal":
+                os.killpg(session.process.pid, body["signal"])
+            case "end":
+                self.agent.end(session)
+        return self._answer({})
+
+    def do_PUT(self) -> None:
+        session = self.agent.sessions[urlsplit(self.path).path.split("/")[3]]
+        self._note(session, reports=[*session.reports, self._body()])
+        self._answer({})
+
+    def _note(self, session: StandInSession, **facts: Any) -> None:
+        with self.agent.changed:
+            for name, value in facts.items():
+                setattr(session, name, value)
+            self.agent.changed.notify_all()
+
+    def _watch(self, session: StandInSession, version: int, timeout: float) -> None:
+        server = self.agent._server
+        deadline = time.monotonic() + timeout
+        with self.agent.changed:
+            while session.version <= version and time.monotonic() < deadline:
+                self.agent.changed.wait(0.1)
+                if server is not self.agent._server or not self.agent.socket.exists():
+                    raise BrokenPipeError("the agent that was asked is gone")
+
+    def _operate(self, act: Any, session: StandInSession) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for event in self.agent.progress:
+            self._line({"event": "progress", **event})
+        try:
+            act(session)
+            self._line({"event": "result"})
+        except TorporError as error:
+            self._line({"event": "error", "error": error.as_dict()})
+        self.close_connection = True
+
+    def _line(self, event: dict[str, Any]) -> None:
+        self.wfile.write(json.dumps(event).encode() + b"\n")
+        self.wfile.flush()
+
+    def _body(self) -> Any:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return json.loads(content) if content else {}
+
+    def _answer(self, body: Any, status: int = 200) -> None:
+        self._send(json.dumps(body).encode(), status)
+
+    def _send(self, content: bytes, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)

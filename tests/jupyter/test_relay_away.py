@@ -6,10 +6,10 @@ import json
 import time
 
 import pytest
-
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.standin import StandInAgent
 from tests.jupyter.talk import collect, is_silent, run, send
+
 from torpor.errors import Conflict, StoreError
 
 

@@ -9,7 +9,6 @@ import time
 
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
-
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.standin import StandInAgent
 from tests.jupyter.talk import collect, run, send
@@ -216,9 +215,7 @@ def test_a_command_that_cannot_start_says_why(
     assert "no such kernel" in capfd.readouterr().err
 
 
-def test_without_an_agent_it_says_so(
-    home: object, torpor_by_default: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_agent_it_says_so(home: object, torpor_by_default: None, capfd: pytest.CaptureFixture[str]) -> None:
     kernel = Kernel()
     kernel.manager.start_kernel()
     assert kernel.manager.provisioner.process.wait(20) == 11

@@ -11,7 +11,7 @@ from torpor.model import Kernel
 
 EVERY = 4.0  # seconds between reports when nothing changes
 SELDOM = 60.0  # the same while the kernel is away
-NOT_WITHIN = 0.2  # seconds between reports of a kernel whose state changes all the time
+NOT_WITHIN = 0.05  # seconds between reports of a kernel whose state changes all the time
 
 
 class Reporter:
