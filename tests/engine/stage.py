@@ -45,7 +45,7 @@ class Stage:
         self.keeper.close()
         with contextlib.closing(ensure_keeper(self.paths)) as keeper:
             for session in keeper.sessions():
-                keeper.kill(session.name)
+                kill(session.pid, session.start_time)
             pidfd = os.pidfd_open(keeper.pid())
             keeper.stop(force=True)
         assert select.select([pidfd], [], [], PATIENCE)[0]

@@ -15,6 +15,7 @@ from typing import Any
 
 from torpor.engine.keeper_loop import HUNG_UP, Loop
 from torpor.engine.keeper_terminal import INPUT_LIMIT, Terminal
+from torpor.engine.keeper_wire import send_with_descriptors
 
 GREETING_LIMIT = 4096
 GREETING_SECONDS = 10.0
@@ -58,7 +59,7 @@ class AttachClient:
     def hand_over(self, fd: int) -> None:
         """Answer with a descriptor, and close."""
         try:
-            socket.send_fds(self._sock, [b'{"ok": true}\n'], [fd], socket.MSG_NOSIGNAL)
+            send_with_descriptors(self._sock, b'{"ok": true}\n', [fd])
         finally:
             self.close()
 

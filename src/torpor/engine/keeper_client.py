@@ -61,6 +61,15 @@ class KeeperClient:
         """Close the connection."""
         self._sock.close()
 
+    def checked(self) -> KeeperClient:
+        """This connection, once the keeper has answered on it: one that is about to end accepts connections too."""
+        try:
+            self.pid()
+        except EngineError:
+            self.close()
+            raise
+        return self
+
     def pid(self) -> int:
         """The keeper's own pid."""
         return int(self.request("hello")["pid"])
@@ -120,7 +129,7 @@ class KeeperClient:
         return dict(zip(answer["names"], fds, strict=True))
 
     def give_fds(self, session: str, given: Mapping[str, int], **facts: Any) -> None:
-        """Give copies from `take_fds` back to a new keeper while the session is away; `adopt` does it for one that runs."""
+        """Give copies from `take_fds` to a new keeper while the session is away; `adopt` does it for a running one."""
         self.request("give_fds", list(given.values()), session=session, names=list(given), **facts)
 
     def signal(self, session: str, signum: int) -> None:
@@ -218,7 +227,7 @@ def ensure_keeper(paths: Paths) -> KeeperClient:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            return KeeperClient(paths)
+            return KeeperClient(paths).checked()
         except EngineError as error:
             if time.monotonic() > deadline:
                 raise EngineError(
@@ -305,13 +314,15 @@ def clear_exit_status(folder: Path) -> None:
 
 
 def open_stdin(attach_socket: Path, session: str) -> int:
-    """Write end of a STREAMS session's standard input, once and for its owner; closing it is the end of input."""
+    """Write end of a STREAMS session's standard input, once and for its owner; closing it is the end of input.
+
+    Until somebody has taken it, it is the keeper's, and the keeper's death would be the end of input."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(REPLY_SECONDS)
         try:
             sock.connect(str(attach_socket))
             sock.sendall(json.dumps({"session": session, "want": "stdin"}).encode() + b"\n")
-            line, fds, _, _ = socket.recv_fds(sock, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+            line, fds, _ = keeper_wire.receive_with_descriptors(sock, 4096)
             answer = json.loads(line)
         except (OSError, ValueError) as error:
             raise EngineError(f"The session's standard input is not to be had: {error}.") from error

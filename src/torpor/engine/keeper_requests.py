@@ -18,7 +18,7 @@ from torpor.engine.keeper_session import KeptSession, checked_session_id, make_f
 from torpor.engine.keeper_terminal import open_terminal
 from torpor.engine.keeper_wire import read_memory_file
 
-STATUS_TRIES, STATUS_PAUSE_SECONDS = 20, 0.05
+STATUS_TRIES, STATUS_PAUSE_SECONDS = 100, 0.1
 
 
 class Requests:
@@ -214,11 +214,12 @@ class Requests:
         self._ask_status(kept, pidfd, STATUS_TRIES)
 
     def _ask_status(self, kept: KeptSession, pidfd: int, tries: int) -> None:
-        """The kernel knows the status once the other parent has reaped it, which may take a moment."""
+        """The kernel tells the status as soon as the other parent has reaped the process, which may take a while."""
         if kept.pidfd != pidfd:
             return
+        unreaped = procfs.start_time(kept.pid) == kept.start_time
         status = keeper_children.exit_status_of(pidfd)
-        if status is None and tries > 0 and recorded_status(kept.folder) is None:
+        if status is None and unreaped and tries > 0 and recorded_status(kept.folder) is None:
             self._loop.later(STATUS_PAUSE_SECONDS, lambda: self._ask_status(kept, pidfd, tries - 1))
         else:
             self._session_gone(kept, status)

@@ -5,6 +5,7 @@ An object too big for a packet travels in a memory file, whose descriptor then c
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import socket
@@ -20,11 +21,11 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
     """Send one object and copies of `fds`. Raises OSError, BlockingIOError on a full non-blocking socket."""
     packet = json.dumps(message).encode()
     if len(packet) < PACKET_LIMIT:
-        socket.send_fds(sock, [packet], list(fds), socket.MSG_NOSIGNAL)
+        send_with_descriptors(sock, packet, fds)
         return
     memory = memory_file(packet)
     try:
-        socket.send_fds(sock, [json.dumps({_IN_MEMORY_FILE: True}).encode()], [*fds, memory], socket.MSG_NOSIGNAL)
+        send_with_descriptors(sock, json.dumps({_IN_MEMORY_FILE: True}).encode(), [*fds, memory])
     finally:
         os.close(memory)
 
@@ -34,9 +35,9 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
     Raises ValueError for a packet that is not such an object (its descriptors are closed), OSError.
     """
-    packet, fds, flags, _ = socket.recv_fds(sock, PACKET_LIMIT, DESCRIPTOR_LIMIT, socket.MSG_CMSG_CLOEXEC)
+    packet, fds, complete = receive_with_descriptors(sock, PACKET_LIMIT)
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if not complete:
             raise ValueError("The packet is too big.")
         if not packet:
             return None
@@ -49,6 +50,26 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         close_all(fds)
         raise ValueError(f"Not a packet: {error}") from error
     return message, fds
+
+
+def send_with_descriptors(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send bytes with copies of descriptors."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+    sock.sendmsg([data], [rights] if fds else [], socket.MSG_NOSIGNAL)
+
+
+def receive_with_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int], bool]:
+    """Bytes, descriptors, and whether nothing was cut off.
+
+    The descriptors are close-on-exec from the first moment, which `socket.recv_fds` of Python 3.11 does not do.
+    """
+    fds = array.array("i")
+    room = socket.CMSG_LEN(DESCRIPTOR_LIMIT * fds.itemsize)
+    data, ancillary, flags, _ = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 def memory_file(content: bytes) -> int:
