@@ -89,6 +89,7 @@ def test_several_clients_see_and_type_on_the_same_terminal(stage: Stage) -> None
     start_bash(stage)
     with stage.attach() as one, stage.attach() as other:
         one.type(b"X=41\n")
+        one.read_until(b"X=41")
         other.type(b"echo $((X+1))\n")
         one.read_until(b"42\r\n")
         other.read_until(b"42\r\n")
