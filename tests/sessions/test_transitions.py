@@ -55,3 +55,28 @@ def test_a_checkpoint_leaves_the_session_running_and_shares_what_did_not_change(
     here = len(stage.output(session))
     assert counted(stage.wait_for_output(session, lambda lines: len(lines) > here + 3))
     assert [checkpoint.id for checkpoint in stage.registry.checkpoints(session.id)] == [second["id"], first["id"]]
+
+
+AFFINITY = """
+import os, threading, time
+os.sched_setaffinity(0, {0})
+def other():
+    os.sched_setaffinity(0, {1})
+    while True:
+        print("thread", sorted(os.sched_getaffinity(0)), flush=True)
+        time.sleep(0.1)
+threading.Thread(target=other, daemon=True).start()
+while True:
+    print("main", sorted(os.sched_getaffinity(0)), open("/proc/self/cgroup").read().split(), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_threads_stay_on_their_processors_and_the_session_in_its_cgroup(stage: Stage) -> None:
+    session = stage.start(AFFINITY)
+    before = set(stage.wait_for_output(session, lambda lines: len(set(lines)) == 2))
+    stage.run(session, OperationKind.HIBERNATE)
+    here = len(stage.output(session))
+    stage.run(stage.session(session), OperationKind.RESUME)
+    lines = stage.wait_for_output(session, lambda lines: len(lines) >= here + 6)
+    assert set(lines[here:]) <= before

@@ -45,7 +45,9 @@ class CriuRun:
         deadline: float,
         pass_fds: Sequence[int] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
+        place: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`place` is called with CRIU's pid before it does anything: what it restores inherits where it is put."""
         self._folder = folder
         self._action = action
         self._deadline = time.monotonic() + deadline
@@ -79,6 +81,7 @@ class CriuRun:
         assert started is not None
         assert self._process.stdin is not None
         note(ProcessId(self._process.pid, started, procfs.boot_id()))
+        place(self._process.pid)
         self._process.stdin.write(b"go\n")
         self._process.stdin.close()
         self._watchdog = threading.Timer(deadline, self._time_out)

@@ -17,6 +17,7 @@ import os
 import resource
 import stat
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
@@ -131,9 +132,20 @@ def _open_owned(folder: int, name: str, flags: int, uid: int) -> int:
 
 
 def _join_cgroups(lines: list[str]) -> list[str]:
-    """Put this process into the caller's cgroups, version 1 and 2; returns a sentence for each that is gone."""
-    notes = []
-    own = set(_read_text("/proc/self/cgroup").splitlines())
+    """Put this process into the caller's cgroups; returns a sentence for each that is gone."""
+    gone, refused = join_cgroups("self", lines)
+    if refused:
+        raise RefusedError(f"The caller's cgroup {refused[0]} cannot be joined.")
+    return [f"The caller's cgroup {path} is gone; the session stays outside it." for path in gone]
+
+
+def join_cgroups(pid: int | str, lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Move a process into cgroups, version 1 and 2, given as lines of /proc/PID/cgroup.
+
+    Returns the paths that are gone, and those that cannot be joined.
+    """
+    gone, refused = [], []
+    own = set(_read_text(f"/proc/{pid}/cgroup").splitlines())
     mounted = _cgroup_mounts()
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -141,21 +153,16 @@ def _join_cgroups(lines: list[str]) -> list[str]:
             continue
         root, point = mounted[controllers]
         relative = path if root == "/" else path.removeprefix(root)
-        name = f"The caller's cgroup {path} ({controllers or 'unified'})"
         try:
-            _enter_cgroup(f"{point}/{relative.strip('/')}/cgroup.procs")
+            if ".." in relative.split("/"):  # above what this cgroup namespace shows
+                raise FileNotFoundError(relative)
+            with open(f"{point}/{relative.strip('/')}/cgroup.procs", "w") as members:
+                members.write("0" if pid == "self" else str(pid))
         except FileNotFoundError:
-            notes.append(f"{name} is gone; the session stays outside it.")
-        except OSError as error:
-            raise RefusedError(f"{name} cannot be joined: {error.strerror}.") from error
-    return notes
-
-
-def _enter_cgroup(members: str) -> None:
-    if "/../" in members:  # above what this cgroup namespace shows
-        raise FileNotFoundError(members)
-    with open(members, "w") as file:
-        file.write("0")
+            gone.append(path)
+        except OSError:
+            refused.append(path)
+    return gone, refused
 
 
 def _cgroup_mounts() -> dict[str, tuple[str, str]]:

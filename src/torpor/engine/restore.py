@@ -50,6 +50,7 @@ class Restore:
         extra: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
+        place: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
         private_mounts.bind_root(root)
@@ -61,6 +62,7 @@ class Restore:
             deadline=deadline,
             pass_fds=pass_fds,
             note=note,
+            place=place,
         )
 
     def start(self) -> int:

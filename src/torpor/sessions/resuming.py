@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -11,14 +12,17 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import compat, filetree, private_mounts, procfs, terminals
+from torpor.engine import affinity, compat, filetree, private_mounts, procfs, terminals
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
+from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
 from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
 from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
 from torpor.store import Manifest
+
+logger = logging.getLogger(__name__)
 
 ANSWER_DEADLINE = 20.0  # seconds to wait for a kernel's first answer before the resume counts as complete anyway
 
@@ -135,11 +139,13 @@ class Resuming:
             extra=extra,
             pass_fds=self._inherited,
             note=context.note,
+            place=self._place,
         )
         pid = self._restore.start()
         started = procfs.start_time(pid)
         if started is None:
             raise NotFound("The restored session ended before it ran.")
+        affinity.bind(pid, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         context.registry.check_lease(context.session.id, self._token)
@@ -168,6 +174,12 @@ class Resuming:
             time.sleep(0.01)
             session = context.registry.session(context.session.id)
         self._watch.lap("answer")
+
+    def _place(self, criu: int) -> None:
+        """The session comes back into the cgroups of whoever started it."""
+        gone, refused = join_cgroups(criu, self._context.session.caller.cgroups)
+        if gone or refused:
+            logger.warning("Session %s is not put back into its cgroups %s", self._context.session.name, gone + refused)
 
     def _reattach(self) -> list[str]:
         """CRIU arguments that give the session its terminal and its standard input back, held by the keeper."""

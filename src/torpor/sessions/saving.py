@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import compat, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
@@ -143,6 +143,7 @@ class Saving:
                 hint="Remove sessions or checkpoints that are not needed, or move the store to a larger disk.",
             )
         self._held = self._ask_keeper()
+        self._affinities = affinity.of_tree(self._init.pid)
         context.registry.note_checkpoint(context.operation.id, self._id)
         self._watch.lap("preflight")
 
@@ -272,6 +273,7 @@ class Saving:
             "scheduler": scheduler_environment(session.launch.env),
             "host": msgspec.to_builtins(compat.this_host(context.criu.version)),
             "held": self._held,
+            "affinities": self._affinities,
             "page_size": PAGE,
             "resident": self._resident,
             "kernel_state": msgspec.to_builtins(session.kernel),
