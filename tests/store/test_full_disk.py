@@ -26,7 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "none", mount], check=True)
     yield mount
-    subprocess.run(["umount", mount], check=True)
+    subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 def fill(store: Store, megabytes: int, seed: int) -> None:
