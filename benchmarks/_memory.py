@@ -1,0 +1,113 @@
+"""Sessions full of random memory that answer on a socket, on a Torpor of their own without an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.sessions.stage import Stage  # the tests' own way to start real workers without an agent
+
+from torpor.engine import procfs
+from torpor.model import OperationKind, Session
+
+SOURCE = """
+import os, socket, sys
+size = int(sys.argv[1])
+data = bytearray(size)
+step = 1 << 20
+for start in range(0, size, step):
+    data[start:start + step] = os.urandom(min(step, size - start))
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    asking, _ = listener.accept()
+    asking.sendall(sum(data[::65536]).to_bytes(8, "little"))
+    asking.close()
+"""
+FILL = """
+import mmap, sys, time
+size, piece = int(sys.argv[1]), b"x" * (1 << 20)
+memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+started = time.monotonic()
+for start in range(0, size, 1 << 20):
+    memory[start:start + (1 << 20)] = piece
+print(time.monotonic() - started)
+"""
+PATIENCE = 120.0
+
+
+class Memory:
+    """One session with `size` bytes of random memory. It answers every connection with a sum over its memory."""
+
+    def __init__(self, stage: Stage, size: int) -> None:
+        self._stage = stage
+        self.session: Session = stage.start(SOURCE, str(size))
+        self.port = int(stage.wait_for_output(self.session, bool)[0])
+        self.sum = self.answer()
+
+    @property
+    def pid(self) -> int:
+        """The session's init on the node."""
+        init = self._stage.session(self.session).init
+        assert init is not None
+        return init.pid
+
+    @property
+    def folder(self) -> Path:
+        """Where to put a peer's files: on the store's disk, removed with the session."""
+        return self._stage.home / "peer"
+
+    def answer(self) -> int:
+        """Waits until the session answers; its sum."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", self.port)) as asking:
+                said = asking.recv(8)
+                if said:
+                    return int.from_bytes(said, "little")
+            assert time.monotonic() < deadline, "the session does not answer"
+            time.sleep(0.001)
+
+    def operate(self, kind: OperationKind) -> tuple[float, dict[str, Any]]:
+        """Runs one operation: its seconds from the start of its worker to its end, and its result."""
+        started = time.monotonic()
+        result = self._stage.run(self._stage.session(self.session), kind).result
+        assert result is not None
+        return time.monotonic() - started, result
+
+
+@contextlib.contextmanager
+def a_session(size: int) -> Iterator[Memory]:
+    """A new session in a new Torpor with an empty store; nothing is left afterwards."""
+    stage = Stage()
+    try:
+        yield Memory(stage, size)
+    finally:
+        stage.close()
+
+
+def end_tree(pid: int) -> None:
+    """Kills an init, and with it its namespace, and waits until its memory is free."""
+    started = procfs.start_time(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE
+    while started is not None and procfs.alive(pid, started, procfs.boot_id()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def fill(size: int) -> float:
+    """Seconds that a new process takes to fill `size` bytes of fresh memory: no resume can be faster."""
+    done = subprocess.run([sys.executable, "-c", FILL, str(size)], check=True, capture_output=True, text=True)
+    return float(done.stdout)
