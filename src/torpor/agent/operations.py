@@ -155,7 +155,8 @@ class Operations:
         operation = await self._closed(running.operation.id)
         if operation.kind is OperationKind.RESUME:
             await self._hold_copies(session_id)
-        del self._running[session_id]
+        if self._running.get(session_id) is running:  # the next one may have begun as soon as the journal let it
+            del self._running[session_id]
         self.settle(session_id)
         running.conclude(operation)
         self.board.notify(session_id)
