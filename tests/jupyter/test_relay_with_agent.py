@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.installation import Installation, eventually
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.talk import run
+
+from torpor.errors import Conflict
 
 
 def session_of(installation: Installation) -> dict[str, Any]:
@@ -16,17 +19,23 @@ def session_of(installation: Installation) -> dict[str, Any]:
 
 def hibernate(installation: Installation) -> dict[str, Any]:
     """Saves the kernel as soon as the agent knows that its cell has ended."""
-    session = session_of(installation)
-    eventually(
-        lambda: installation.client.session(session["id"])["kernel"], lambda kernel: kernel["execution_state"] == "idle"
-    )
-    installation.operate(session["id"], "hibernate")
-    seen = installation.client.session(session["id"])
+    session = session_of(installation)["id"]
+
+    def is_saved() -> bool:
+        try:
+            installation.operate(session, "hibernate")
+        except Conflict:
+            return False
+        return True
+
+    eventually(is_saved, bool)
+    seen = installation.client.session(session)
     assert seen["state"] == "hibernated"
     assert seen["pids"] == []
     return seen
 
 
+@pytest.mark.timeout(900)
 def test_every_line_and_reply_of_100_wakes(real_kernel: Kernel, installation: Installation) -> None:
     lines = "".join(f"line {number}\n" for number in range(30))
     run(real_kernel.client, "total = 0")
