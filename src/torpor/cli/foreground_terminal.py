@@ -133,7 +133,7 @@ def _final(end: End) -> int:
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # what was typed ahead is kept
     try:
         yield
     finally:

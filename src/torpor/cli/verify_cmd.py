@@ -27,11 +27,5 @@ def command(ref: str, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
-    count = len(result["checkpoints"])
-    click.echo(
-        "There is no checkpoint to verify." if not count else f"{_counted(count)} verified: every byte is whole."
-    )
-
-
-def _counted(count: int) -> str:
-    return "1 checkpoint" if count == 1 else f"{count} checkpoints"
+    whole = [f"{checkpoint} is whole." for checkpoint in result["checkpoints"]]
+    click.echo("\n".join(whole) or "There is no checkpoint to verify.")
