@@ -208,3 +208,12 @@ def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
 
 def exit_status(stage: Stage, session: str = "a") -> int | None:
     return keeper_client.exit_status(stage.folder(session))
+
+
+def in_foreground(init: int, name: str) -> bool:
+    """Whether the command of this name, in the session of `init`, has the terminal and waits for input."""
+    for pid in procfs.tree(init):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+            return fields[0] == "S" and fields[2] == fields[5]
+    return False

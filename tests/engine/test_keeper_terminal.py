@@ -10,12 +10,10 @@ import socket
 import struct
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
-from tests.engine.stage import PATIENCE, PYTHON, USER, Attached, Stage, eventually, exit_status, user
+from tests.engine.stage import PATIENCE, PYTHON, USER, Attached, Stage, eventually, exit_status, in_foreground, user
 
-from torpor.engine import procfs
 from torpor.engine.keeper_client import Events, open_stdin
 from torpor.errors import EngineError
 from torpor.model import InputOutput
@@ -30,8 +28,8 @@ while signal.sigwait([signal.SIGWINCH]):
 """
 
 
-def start_bash(stage: Stage, **facts: object) -> None:
-    stage.launch("bash", "--norc", "--noediting", "-i", io=InputOutput.TERMINAL, env=BASH_ENV, **facts)  # type: ignore[arg-type]
+def start_bash(stage: Stage, **facts: Any) -> None:
+    stage.launch("bash", "--norc", "--noediting", "-i", io=InputOutput.TERMINAL, env=BASH_ENV, **facts)
 
 
 def test_a_shell_has_job_control_and_its_own_terminal(stage: Stage) -> None:
@@ -44,12 +42,12 @@ def test_a_shell_has_job_control_and_its_own_terminal(stage: Stage) -> None:
         assert "33 101\r\n" in seen
         assert f"crw------- 1 {USER} " in seen
         client.type(b"cat\n")
-        eventually(lambda: in_foreground(stage, "cat"))
+        eventually(lambda: in_foreground(stage.launched["a"].pid, "cat"))
         client.type(b"\x1a")
         client.read_until(b"Stopped")
-        eventually(lambda: in_foreground(stage, "bash"))
+        eventually(lambda: in_foreground(stage.launched["a"].pid, "bash"))
         client.type(b"fg\n")
-        eventually(lambda: in_foreground(stage, "cat"))
+        eventually(lambda: in_foreground(stage.launched["a"].pid, "cat"))
         client.type(b"echoed by cat\n")
         client.read_until(b"echoed by cat\r\nechoed by cat\r\n")
         client.type(b"\x03")
@@ -254,15 +252,6 @@ def test_who_writes_to_a_session_that_has_ended_is_told(stage: Stage) -> None:
     with pytest.raises(BrokenPipeError):
         os.write(fd, b"x")
     os.close(fd)
-
-
-def in_foreground(stage: Stage, name: str) -> bool:
-    """Whether the command of this name has the terminal and waits for input."""
-    for pid in procfs.tree(stage.launched["a"].pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-            return fields[0] == "S" and fields[2] == fields[5]
-    return False
 
 
 def write_all(fd: int, data: bytes) -> None:
