@@ -39,8 +39,8 @@ def test_a_terminal_is_judged_by_its_last_use(shared_agent: Installation) -> Non
     assert "after 30 min of idleness" in told["would_change"]
 
 
-def test_a_command_that_nothing_wakes_is_left_alone_and_why_says_so(shared_agent: Installation) -> None:
-    shared_agent.paths.config.write_text('[policy]\nidle_after = "1s"\n')
+def test_a_command_that_nothing_wakes_can_be_left_alone_and_why_says_so(shared_agent: Installation) -> None:
+    shared_agent.paths.config.write_text('[policy]\nidle_after = "1s"\nunattended = "none"\n')
     command = shared_agent.run(*SLEEPS, name="left-alone")
     sibling = shared_agent.run(*SLEEPS, idle_after=2.0)
     shared_agent.wait_for_state(sibling["id"], "hibernated")
@@ -52,12 +52,12 @@ def test_a_command_that_nothing_wakes_is_left_alone_and_why_says_so(shared_agent
 
 
 def test_the_policy_is_read_again_and_a_mistake_in_it_is_told(agent: Installation) -> None:
-    agent.paths.config.write_text('[policy]\nidle_after = "1s"\naction = "none"\nunattended = "hibernate"\n')
+    agent.paths.config.write_text('[policy]\nidle_after = "1s"\naction = "none"\n')
     first = agent.run(*SLEEPS, name="first")
     assert "does nothing" in why(agent, "first", "idle")["would_change"]
     agent.paths.config.write_text('[policy]\nidle_after = "soon"\n')
     told = agent.torpor("why", "first")
     assert "policy.idle_after is wrong: 'soon' is not a duration" in told.stderr
     assert agent.client.session(first["id"])["state"] == "running"
-    agent.paths.config.write_text('[policy]\nidle_after = "1s"\nunattended = "hibernate"\n')
+    agent.paths.config.write_text('[policy]\nidle_after = "1s"\n')
     agent.wait_for_state(first["id"], "hibernated")

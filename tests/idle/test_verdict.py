@@ -115,14 +115,15 @@ def test_a_refused_attempt_is_not_repeated_at_once() -> None:
     assert due(verdict, Policy(retry_after=30.0), facts) == "hibernate"
 
 
-def test_a_command_that_nothing_wakes_is_left_alone_unless_its_owner_or_the_policy_says_so() -> None:
+def test_a_command_that_nothing_wakes_can_be_left_alone_by_the_policy_unless_its_owner_says_otherwise() -> None:
     facts = Facts(now=NOW, started=NOW - 5 * HOUR, cpu=QUIET)
-    verdict = judge(facts, Policy())
+    assert due(judge(facts, Policy()), Policy(), facts) == "hibernate"
+    policy = Policy(unattended="none")
+    verdict = judge(facts, policy)
     assert verdict.verdict == "idle"
-    assert due(verdict, Policy(), facts) is None
+    assert due(verdict, policy, facts) is None
     assert "without --idle-after" in verdict.would_change
-    assert due(verdict, Policy(), changed(facts, idle_after=60.0)) == "hibernate"
-    assert due(verdict, Policy(unattended="hibernate"), facts) == "hibernate"
+    assert due(verdict, policy, changed(facts, idle_after=60.0)) == "hibernate"
 
 
 def test_a_policy_of_none_does_nothing() -> None:

@@ -4,7 +4,7 @@
 [policy]
 idle_after = "30m"         # since the last use
 action = "hibernate"       # or "none"
-unattended = "none"        # or "hibernate": commands that neither a cell nor a key wakes; `--idle-after` opts one in
+unattended = "hibernate"   # or "none": commands that neither a cell nor a key wakes; `--idle-after` opts one in again
 cpu_threshold = 0.02       # fraction of one core
 cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy
@@ -34,7 +34,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     idle_after: float = 1800.0
     action: str = "hibernate"
-    unattended: str = "none"
+    unattended: str = "hibernate"
     cpu_threshold: float = 0.02
     cpu_window: float = 60.0
     stale_after: float = 90.0

@@ -31,8 +31,12 @@ def recover(paths: Paths, registry: Registry, operation_id: str) -> Session:
     session = registry.session(operation.session)
     resuming = operation.kind is OperationKind.RESUME
     _settle(operation, end_at_once=resuming and "restore" not in operation.done)
-    store = Store.open(paths.store, paths.site_key.read_bytes())
-    manifest = None if resuming else _manifest(store, operation)
+    with Store.open(paths.store, paths.site_key.read_bytes()) as store:
+        return _conclude(paths, registry, store, operation, session)
+
+
+def _conclude(paths: Paths, registry: Registry, store: Store, operation: Operation, session: Session) -> Session:
+    manifest = None if operation.kind is OperationKind.RESUME else _manifest(store, operation)
     remains = Remains(
         init_alive=session.init is not None and _alive(session.init),
         committed=manifest is not None,

@@ -206,5 +206,6 @@ def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -
     for name, size in names:
         if "/" in name or not name.endswith(".img"):
             raise IntegrityError(f"The checkpoint names an image {name!r}, which CRIU does not write.")
-        (folder / name).write_bytes(content[offset : offset + size])
+        image = content[offset : offset + size]
+        (folder / name).write_bytes(images.rearm_timers(bytes(image)) if name == images.FILES else image)
         offset += size

@@ -19,7 +19,8 @@ from torpor import paths as places
 from torpor.engine import private_mounts, procfs
 from torpor.engine.criu_binary import require_criu
 from torpor.errors import TorporError
-from torpor.model import OperationKind, ProcessId
+from torpor.model import Operation, OperationKind, ProcessId
+from torpor.paths import Paths
 from torpor.sessions.executor import Context, Transition, execute
 from torpor.sessions.registry import Registry
 from torpor.sessions.resuming import Resuming
@@ -39,20 +40,29 @@ def main(operation_id: str) -> int:
     registry.note_worker(operation_id, ProcessId(*procfs.identify(os.getpid()), procfs.boot_id()))
     operation = registry.operation(operation_id)
     scratch = _scratch(paths.scratch)
+    with contextlib.ExitStack() as held:
+        return _work(held, paths, registry, operation, scratch)
+
+
+def _work(held: contextlib.ExitStack, paths: Paths, registry: Registry, operation: Operation, scratch: Path) -> int:
+    resuming = operation.kind is OperationKind.RESUME
     try:
+        store = held.enter_context(Store.open(paths.store, paths.site_key.read_bytes()))
+        if resuming:
+            held.enter_context(store.reading())
         context = Context(
             paths=paths,
             registry=registry,
-            store=Store.open(paths.store, paths.site_key.read_bytes()),
+            store=store,
             criu=require_criu(paths),
             operation=operation,
             session=registry.session(operation.session),
             scratch=scratch,
             progress=_Reporter().report,
         )
-        transition: Transition = Resuming(context) if operation.kind is OperationKind.RESUME else Saving(context)
+        transition: Transition = Resuming(context) if resuming else Saving(context)
     except TorporError as refused:
-        registry.finish_operation(operation_id, "undone", operation.before, error=refused.as_dict())
+        registry.finish_operation(operation.id, "undone", operation.before, error=refused.as_dict())
         return 1
     try:
         execute(context, transition)
