@@ -57,7 +57,7 @@ def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_f
     caller, launch = spec["caller"], spec["launch"]
     try:
         os.setsid()
-        _make_mounts()
+        _make_mounts(own_terminals=launch["io"] != "terminal")
         folder = os.open(spec["folder"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         exit_fd = _open_owned(folder, "exit", APPEND | os.O_TRUNC, caller["uid"])
         _connect_streams(spec, folder, stdin_fd)
@@ -86,13 +86,16 @@ def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_f
     os._exit(1)
 
 
-def _make_mounts() -> None:
+def _make_mounts(*, own_terminals: bool) -> None:
+    """`own_terminals`: pseudo-terminals are numbered by themselves, so that a number is free when they come back."""
     size = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     if size is not None:
         total = f"mode=1777,size={size.f_frsize * size.f_blocks or 0}"
         _mount("torpor-shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, total)
+    if own_terminals and os.path.isdir("/dev/pts"):
+        _mount("torpor-pts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:

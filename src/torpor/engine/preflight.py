@@ -52,6 +52,8 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
         for start, why in UNSAVABLE.items():
             if link.startswith(start):
                 yield f"has {why} (descriptor {fd})"
+        if link == "anon_inode:[eventfd]" and "eventfd-semaphore: 1" in _lines(pid, f"fdinfo/{fd}"):
+            yield f"has an eventfd in semaphore mode, which CRIU would bring back as a plain one (descriptor {fd})"
         if link == "/dev/tty" and controlling == terminal:
             yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
     for mapped in maps:
