@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import threading
+from typing import Any
 
 import pytest
 from tests.engine.stage import PATIENCE, PYTHON, USER, Attached, Stage, eventually, exit_status, in_foreground, user
@@ -52,6 +53,7 @@ def test_a_shell_has_job_control_and_its_own_terminal(stage: Stage) -> None:
         client.read_until(b"echoed by cat\r\nechoed by cat\r\n")
         client.type(b"\x03")
         client.read_until(b"^C")
+        eventually(lambda: in_foreground(stage.launched["a"].pid, "bash"))
         client.type(b"echo was $?; exit 5\n")
         client.read_until(b"was 130\r\n")
         client.read_to_end()
