@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,21 +42,14 @@ def objections(init_pid: int, terminal: str | None = None) -> list[str]:
 
 def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Iterator[str]:
     try:
-        links = [(fd, os.readlink(f"/proc/{pid}/fd/{fd}")) for fd in os.listdir(f"/proc/{pid}/fd")]
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
         controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
+        of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
-    for fd, link in links:
-        for start, why in UNSAVABLE.items():
-            if link.startswith(start):
-                yield f"has {why} (descriptor {fd})"
-        if link == "anon_inode:[eventfd]" and "eventfd-semaphore: 1" in _lines(pid, f"fdinfo/{fd}"):
-            yield f"has an eventfd in semaphore mode, which CRIU would bring back as a plain one (descriptor {fd})"
-        if link == "/dev/tty" and controlling == terminal:
-            yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
+    yield from of_descriptors
     for mapped in maps:
         for start, why in UNSAVABLE.items():
             if mapped.startswith(start):
@@ -65,6 +59,19 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
     for kind in NESTABLE:
         if namespaces.get(kind) != expected.get(kind):
             yield f"is in a {kind} namespace of its own (a container or sandbox inside the session)"
+
+
+def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            link = os.readlink(f"/proc/{pid}/fd/{fd}")
+            for start, why in UNSAVABLE.items():
+                if link.startswith(start):
+                    yield f"has {why} (descriptor {fd})"
+            if link == "anon_inode:[eventfd]" and "eventfd-semaphore: 1" in _lines(pid, f"fdinfo/{fd}"):
+                yield f"has an eventfd in semaphore mode, which CRIU would bring back as a plain one (descriptor {fd})"
+            if link == "/dev/tty" and on_terminal:
+                yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
 
 
 def _lines(pid: int, name: str) -> list[str]:
