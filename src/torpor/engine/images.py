@@ -16,6 +16,10 @@ IMG_COMMON_MAGIC = 0x54564319
 PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
+FILES = "files.img"
+IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
+TIMER = 12  # its field in the entry; below are fields of the timer
+EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
 
 
 def small_images(folder: Path) -> Iterator[Path]:
@@ -59,6 +63,26 @@ def parse_object_name(name: str) -> PageObject:
     return PageObject(TYPE_TASK if kind == "task" else TYPE_TASK + 1, int(image_id))
 
 
+def rearm_timers(files: bytes) -> bytes:
+    """FILES with every periodic timer descriptor going on that had expired, and was not read, when it was saved.
+
+    Such a timer starts its next period when it is read, and until then the kernel shows no time left; CRIU takes that
+    for a timer which is not set, and after the read of what had expired it would never expire again.
+    """
+    parts, position = [files[:8]], 8
+    while position < len(files):
+        (size,) = struct.unpack_from("<I", files, position)
+        entry = files[position + 4 : position + 4 + size]
+        position += 4 + size
+        if entry.startswith(IS_TIMER):
+            entry = b"".join(
+                _any(number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
+                for number, value in _fields(entry)
+            )
+        parts.append(_message(entry))
+    return b"".join(parts)
+
+
 def frozen_seconds(folder: Path) -> float:
     """How long the tree was frozen, from CRIU's `stats-dump`. Raises FileNotFoundError."""
     data = (folder / "stats-dump").read_bytes()
@@ -69,12 +93,28 @@ def frozen_seconds(folder: Path) -> float:
     return 0.0
 
 
+def _rearmed(timer: bytes) -> bytes:
+    fields = list(_fields(timer))
+    values = dict(fields)
+    waits = values.get(EXPIRED) != 0 and not any(values.get(number) for number in VALUE)
+    source = dict(zip(VALUE, INTERVAL, strict=True)) if waits else {}
+    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in fields)
+
+
 def _message(body: bytes) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
 def _field(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value)
+
+
+def _any(number: int, value: int | bytes) -> bytes:
+    return _field(number, value) if isinstance(value, int) else _bytes_field(number, value)
+
+
+def _bytes_field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
 
 
 def _varint(value: int) -> bytes:

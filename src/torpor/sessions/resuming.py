@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, private_mounts, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, private_mounts, procfs, terminals
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
