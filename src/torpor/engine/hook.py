@@ -1,4 +1,3 @@
-#!/usr/bin/python3 -IS
 """Run by CRIU at the points where Torpor decides: asks the worker over a socket and exits with its answer.
 
 When the worker is dead the connection fails or ends, the exit status is not zero, and CRIU undoes what it
@@ -9,15 +8,12 @@ import os
 import socket
 import sys
 
-ASKED = ("post-dump", "post-restore", "setup-namespaces")
 NO_ANSWER = 90
 
 
 def main() -> int:
     """Exit status for CRIU: 0 go on, anything else undo."""
-    action = os.environ.get("CRTOOLS_SCRIPT_ACTION", "")
-    if action not in ASKED:
-        return 0
+    action = os.environ["CRTOOLS_SCRIPT_ACTION"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as worker:
         worker.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook.sock"))
         worker.send(f"{action} {os.environ.get('CRTOOLS_INIT_PID', '0')}".encode())
