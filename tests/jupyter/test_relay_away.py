@@ -280,6 +280,25 @@ def test_a_killed_relay_of_a_running_kernel_is_followed_by_another(kernel: Kerne
     assert len(agent.sessions) == 1
 
 
+def test_a_relay_that_takes_over_knows_that_the_kernel_is_busy(kernel: Kernel, agent: StandInAgent) -> None:
+    flag = agent.home / "go-on"
+    kernel.client.execute(
+        f"import os, time\nprint('started')\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)"
+    )
+    while kernel.client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
+        pass
+    kernel.manager.provisioner.process.kill()
+    kernel.manager.provisioner.process.wait()
+    count = len(agent.only.reports)
+    kernel.manager.start_kernel()
+    with agent.changed:
+        assert agent.changed.wait_for(
+            lambda: [report["execution_state"] for report in agent.only.reports[count:]][-1:] == ["busy"], 20
+        )
+        flag.touch()
+        assert agent.changed.wait_for(lambda: agent.only.reports[-1]["execution_state"] == "idle", 20)
+
+
 def test_the_inner_connection_is_private_and_apart(kernel: Kernel, agent: StandInAgent) -> None:
     (path,) = agent.home.glob("jupyter_runtime_dir/*.torpor/kernel.json")
     assert path.stat().st_mode & 0o777 == 0o600

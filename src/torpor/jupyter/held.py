@@ -101,9 +101,9 @@ def notice_text(state: State, progress: Progress | None, *, reachable: bool) -> 
     return f"Waking this session: {_size(progress.total)}, {share} % ({progress.phase})"
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
-        count = count / 1000  # type: ignore[assignment]
+        count /= 1000
     return f"{count:.2f} GB"

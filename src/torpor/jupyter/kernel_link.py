@@ -34,6 +34,7 @@ class KernelLink:
         self._heard_iopub = False
         self._stdin_connected = False
         self._probes = 0
+        self._shell_question = ""
 
     def probe(self) -> float:
         """Sends the next question of the proof; the answer is in how many seconds to ask again."""
@@ -43,11 +44,22 @@ class KernelLink:
             self.ask("shell", "kernel_info_request")
         return AGAIN_AFTER_SILENCE
 
-    def ask(self, channel: str, msg_type: str, content: dict[str, Any] | None = None) -> None:
-        """Sends a request of the relay's own."""
+    def ask_shell(self) -> None:
+        """Asks the kernel's main thread; `is_asking_shell` until it has worked off what it had to do before."""
+        self._shell_question = self.ask("shell", "kernel_info_request")
+
+    @property
+    def is_asking_shell(self) -> bool:
+        """Whether the answer to `ask_shell` has not come yet."""
+        return self._shell_question in self._asked
+
+    def ask(self, channel: str, msg_type: str, content: dict[str, Any] | None = None) -> str:
+        """Sends a request of the relay's own; the answer is its message id."""
         frames = self._author.compose(msg_type, content or {})
-        self._asked[Message.header_of(frames).msg_id] = msg_type
+        message_id = Message.header_of(frames).msg_id
+        self._asked[message_id] = msg_type
         send(self.side.sockets[channel], frames)
+        return message_id
 
     def is_own(self, parent: Header) -> bool:
         """Whether a message answers the relay and is not for clients."""

@@ -74,9 +74,9 @@ class Ledger:
             self.replied(request)  # a kernel works off a request that it does not know, and sends no reply
         return len(self.requests.keys() | self.comms | self.busy_for)
 
-    def report(self, held: int) -> Kernel:
-        """What the agent is told; `held` requests wait in the relay."""
-        state = "starting" if not self.started else "busy" if self.in_flight else "idle"
+    def report(self, held: int, *, busy: bool = False) -> Kernel:
+        """What the agent is told; `held` requests wait in the relay, `busy` with what an earlier relay forwarded."""
+        state = "starting" if not self.started else "busy" if busy or self.in_flight else "idle"
         if state != self._state:
             self._state, self._since = state, time.time()
         return Kernel(

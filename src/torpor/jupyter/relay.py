@@ -18,12 +18,11 @@ from typing import Any
 
 import zmq
 
-from torpor.errors import AgentUnreachable, Conflict, TorporError
 from torpor.jupyter.agent_link import AgentLink, Gone, LinkEvent, Mailbox, OperationEnded, Progress, Seen, Unreachable
 from torpor.jupyter.claim import Claim
 from torpor.jupyter.connection import Connection
 from torpor.jupyter.farewell import Farewell
-from torpor.jupyter.held import Held, HeldRequests, Notice, notice_text
+from torpor.jupyter.held import Held
 from torpor.jupyter.kernel_link import AGAIN_AFTER_REPLY, KernelLink
 from torpor.jupyter.ledger import Ledger
 from torpor.jupyter.memory import Memory
@@ -33,14 +32,12 @@ from torpor.jupyter.reporter import Reporter
 from torpor.jupyter.sockets import REQUEST_CHANNELS, ClientSide, receive_available, send
 from torpor.jupyter.timers import Timers
 from torpor.jupyter.voice import Voice
+from torpor.jupyter.waking import AWAY, Waking
 from torpor.jupyter.wire import Author, Message, Signer
-from torpor.model import State
+from torpor.model import Kernel, State
 
 AT_ONCE = 64  # messages taken from one socket before the others have their turn
-NOTICE_AFTER = 0.5  # seconds that a cell waits before it says so
 KILLED_WITHIN = 2.0  # seconds after an interrupt within which Jupyter kills a kernel that it wants anew
-TRY_AGAIN_AFTER = 1.0  # seconds after a resume that was refused because something else was under way
-AWAY = frozenset({State.SUSPENDED, State.HIBERNATED})
 OVER = frozenset({State.ENDED, State.FAILED})
 log = logging.getLogger(__name__)
 
@@ -68,25 +65,27 @@ class Relay:
         self._memory = Memory(claim.memory_file, outer)
         self._memory.load()
         self._ledger = Ledger()
-        self._held = HeldRequests()
-        self._notice = Notice(self._voice.publish)
         self._comms = CommJudge()
         self._timers = Timers()
-        self._reporter = Reporter(agent, self._timers, lambda: self._ledger.report(len(self._held)))
+        self._waking = Waking(agent, self._timers, self._voice)
+        self._reporter = Reporter(agent, self._timers, self._report)
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[], None]] = {}
         self._link: KernelLink | None = None
         self._live = False
+        self._taken_over = False
         self._session = Seen("", State.STARTING, -1)
         self._quiesce: Quiesce | None = None
-        self._resuming = False
-        self._progress: Progress | None = None
-        self._reachable = True
         self._farewell = Farewell(agent, self._timers)
         self._listen()
 
-    def run(self, session: Seen) -> int:
-        """Relays until the session is over; the answer is the exit status for Jupyter."""
+    def run(self, session: Seen, *, taken_over: bool) -> int:
+        """Relays until the session is over; the answer is the exit status for Jupyter.
+
+        `taken_over` from an earlier relay: the kernel may still be busy with what that one forwarded.
+        """
+        self._taken_over = taken_over
+        self._waking.has_notices = self._memory.knows_kernel
         self._agent.start(session.version)
         self._on_seen(session)
         while self._farewell.exit_status is None:
@@ -144,15 +143,14 @@ class Relay:
         match effect(message, self._comms):
             case Effect.SHUTDOWN:
                 self._voice.shutdown(channel, message)
-                self._farewell.end(0)
+                self._end(0)
             case Effect.INTERRUPT:
                 self._voice.reply(channel, message, "interrupt_reply", {"status": "ok"})
-                self._cancel_cells()
+                self._waking.cancel_cells()
             case Effect.ANSWER if answer := self._memory.answer(message):
                 self._voice.reply(channel, message, *answer)
             case what:
-                self._held.add(Held(channel, message, what is Effect.WAKE))
-                self._wake_if_wanted()
+                self._waking.hold(channel, message, wakes=what is Effect.WAKE)
 
     def _on_subscription(self) -> None:
         for frames in receive_available(self._clients.sockets["iopub"], AT_ONCE):
@@ -216,6 +214,9 @@ class Relay:
             self._register(self._link.side.sockets[channel], partial(self._on_replies, channel))
         self._register(self._link.side.sockets["iopub"], self._on_published)
         self._register(self._link.side.monitor, self._on_monitor)
+        if self._taken_over:
+            self._link.ask_shell()
+            self._taken_over = False
         self._probe()
 
     def _on_monitor(self) -> None:
@@ -234,7 +235,7 @@ class Relay:
         elif link.check():
             self._timers.cancel("probe")
             self._ledger.connected()
-            self._progress = None
+            self._waking.has_notices = True
             self._agent.answered(self._session.version)
             self._go_live()
         elif link.wants_status:
@@ -243,8 +244,7 @@ class Relay:
     def _go_live(self) -> None:
         self._live = True
         self._quiesce = None
-        self._notice.clear()
-        for held in self._held.take():
+        for held in self._waking.release():
             self._forward(held.channel, held.message)
 
     def _close_link(self) -> None:
@@ -269,22 +269,22 @@ class Relay:
     def _on_event(self, event: LinkEvent) -> None:
         match event:
             case Seen():
-                self._reachable = True
+                self._waking.reachable = True
                 self._on_seen(event)
             case Progress():
-                self._progress = event
+                self._waking.on_progress(event)
             case OperationEnded(kind="resume", error=error):
-                self._on_resume_ended(error)
+                self._waking.on_resume_ended(error)
             case OperationEnded():
                 self._farewell.on_operation_ended(event)
             case Gone():
                 self._farewell.over(None)
             case Unreachable():
-                self._reachable = False
+                self._waking.reachable = False
 
     def _on_seen(self, session: Seen) -> None:
         self._session = session
-        self._farewell.session = session
+        self._farewell.session = self._waking.session = session
         self._reporter.away = session.state in AWAY
         if session.state in OVER:
             self._farewell.over(session.exit_status)
@@ -297,7 +297,7 @@ class Relay:
             self._start_quiesce()
         elif session.state in AWAY or session.state is State.RESUMING:
             self._close_link()
-            self._wake_if_wanted()
+            self._waking.consider()
 
     def _start_quiesce(self) -> None:
         version = self._session.version
@@ -313,7 +313,7 @@ class Relay:
     def _finish_quiesce(self) -> None:
         if self._quiesce is None or self._quiesce.told:
             return
-        verdict = self._quiesce.verdict(self._ledger, self._held)
+        verdict = self._quiesce.verdict(self._ledger, self._waking.held)
         if verdict is None:
             return
         if not verdict:
@@ -323,36 +323,6 @@ class Relay:
         if verdict:
             self._go_live()
 
-    # Waking
-
-    def _wake_if_wanted(self) -> None:
-        cell = self._held.first_visible_cell()
-        if cell and self._ledger.started | self._memory.knows_kernel:
-            self._timers.set_if_unset("notice", NOTICE_AFTER, self._show_notice)
-        if self._session.state in AWAY and self._held.wakes() and not self._resuming and not self._farewell.started:
-            self._resuming = True
-            self._progress = None
-            self._agent.operation("resume")
-
-    def _show_notice(self) -> None:
-        cell = self._held.first_visible_cell()
-        if cell is None or self._live:
-            return
-        if time.monotonic() - cell.since >= NOTICE_AFTER:
-            self._notice.show(cell, notice_text(self._session.state, self._progress, reachable=self._reachable))
-        self._timers.set("notice", NOTICE_AFTER, self._show_notice)
-
-    def _on_resume_ended(self, error: TorporError | None) -> None:
-        self._resuming = False
-        if error is None:
-            return
-        if isinstance(error, AgentUnreachable | Conflict):
-            log.info("resume: %s", error)
-            self._timers.set("again", TRY_AGAIN_AFTER, self._wake_if_wanted)
-            return
-        self._notice.clear()
-        self._voice.fail(self._held.take(lambda held: held.wakes), "SessionNotResumed", str(error))
-
     # Signals and the end
 
     def _on_signals(self, signals: socket.socket) -> None:
@@ -360,7 +330,7 @@ class Relay:
             if signum == signal.SIGINT:
                 self._on_interrupt()
             elif signum == signal.SIGTERM:
-                self._farewell.end(128 + signal.SIGTERM)
+                self._end(128 + signal.SIGTERM)
             elif signum == signal.SIGHUP:
                 self._on_deserted()
 
@@ -370,16 +340,16 @@ class Relay:
         if self._live:
             self._agent.signal(signal.SIGINT)
         else:
-            self._cancel_cells()
+            self._waking.cancel_cells()
 
     def _on_parent_gone(self, pidfd: int) -> None:
         self._unregister(pidfd)
         os.close(pidfd)
         self._on_deserted()
 
-    def _cancel_cells(self) -> None:
-        self._notice.clear()
-        self._voice.fail(self._held.take(lambda held: held.is_cell), "KeyboardInterrupt", "")
+    def _end(self, exit_status: int) -> None:
+        self._waking.given_up = True
+        self._farewell.end(exit_status)
 
     def _on_deserted(self) -> None:
         self._farewell.deserted(lambda: self._live and not self._ledger.in_flight)
@@ -396,6 +366,10 @@ class Relay:
                 self._handlers[channel]()
 
     # Plumbing
+
+    def _report(self) -> Kernel:
+        busy = self._link is not None and self._link.is_asking_shell
+        return self._ledger.report(len(self._waking.held), busy=busy)
 
     def _listen(self) -> None:
         for channel in REQUEST_CHANNELS:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,9 +24,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLACEHOLDER = "{connection_file}"
 LOG_TAIL = 4000  # bytes of a dead kernel's output that are shown
 log = logging.getLogger(__name__)
-
-Start = Callable[[list[str]], tuple[Seen, SessionControl]]
-Find = Callable[[str], tuple[Seen, SessionControl] | None]
 
 
 class Sessions:
@@ -85,12 +82,12 @@ def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions)
         try:
             if clients.bind():
                 outer.write(connection_file)
-            session, control, inner = _session(claim, outer, command, sessions, connection_file)
+            session, control, inner, taken_over = _session(claim, outer, command, sessions, connection_file)
             mailbox = Mailbox()
             relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
             relay.watch_signals(signals)
             _watch_parent(relay)
-            exit_status = relay.run(session)
+            exit_status = relay.run(session, taken_over=taken_over)
             if exit_status and not relay.was_told_to_end:
                 _show_last_words(sessions, session.id)
             if not relay.session_is_kept:
@@ -102,19 +99,19 @@ def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions)
 
 def _session(
     claim: Claim, outer: Connection, command: list[str], sessions: Sessions, connection_file: Path
-) -> tuple[Seen, SessionControl, Connection]:
+) -> tuple[Seen, SessionControl, Connection, bool]:
     predecessor = claim.predecessor()
     found = sessions.find(predecessor.session) if predecessor else None
     if predecessor and found and not predecessor.interrupted:
         claim.record(predecessor.session)
-        return *found, Connection.read(claim.kernel_file)
+        return *found, Connection.read(claim.kernel_file), True
     if predecessor and found:
         sessions.end(predecessor.session)
     inner = outer.inner()
     inner.write(claim.kernel_file)
     session, control = sessions.start(command, _labels(connection_file))
     claim.record(session.id)
-    return session, control, inner
+    return session, control, inner, False
 
 
 def _with_inner_file(argv: Sequence[str], connection_file: Path, inner: Path) -> list[str]:
