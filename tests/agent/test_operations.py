@@ -149,7 +149,7 @@ def test_the_idle_timer_hibernates_and_says_why(agent: Installation) -> None:
     told = eventually(lambda: agent.client.why(busy["id"]), lambda why: why["verdict"] == "busy")
     assert "of a core" in told["sentence"]
     agent.wait_for_state(idle["id"], "hibernated")
-    assert "hibernated" in agent.client.why(idle["id"])["sentence"]
+    assert "Hibernated for" in agent.client.why(idle["id"])["sentence"]
     assert agent.client.session(busy["id"])["state"] == "running"
     assert agent.client.session(idle["id"])["last_activity"] >= idle["created"]
 

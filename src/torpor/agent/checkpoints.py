@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from torpor.agent.folders import site_key
+from torpor.agent.turns import Turns
 from torpor.errors import Conflict, NotFound, TorporError, from_dict
 from torpor.model import Checkpoint
 from torpor.paths import Paths
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 COLLECT_AGAIN = 30.0  # seconds until space is looked for again that could not be freed while the store was in use
 
+_verifications = Turns(1)
 _pending: set[asyncio.Task[None]] = set()
 
 
@@ -34,29 +36,35 @@ async def remove_all(paths: Paths, registry: Registry, session_id: str) -> int:
     return await _collect(paths)
 
 
-async def verify(chosen: Sequence[Checkpoint]) -> AsyncIterator[dict[str, Any]]:
-    """Reads and authenticates every byte, in other processes: the agent itself moves none.
+async def verify(uid: int, chosen: Sequence[Checkpoint]) -> AsyncIterator[dict[str, Any]]:
+    """Reads and authenticates every byte, in other processes: the agent itself moves none. One at a time for each user.
 
     Yields progress events, then a result with the checkpoints' ids; raises what was found wrong.
     """
-    for checkpoint in chosen:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "torpor.agent.verifier", checkpoint.id, stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        answer: dict[str, Any] = {}
-        try:
-            async for line in process.stdout:
-                answer = json.loads(line)
-                if answer.get("event") == "progress":
-                    yield answer
-            await process.wait()
-        finally:
-            if process.returncode is None:  # whoever asked has gone
-                process.kill()
-                await process.wait()
-        _raise_failure(checkpoint.id, answer, process.returncode)
+    async with _verifications.turn(uid):
+        for checkpoint in chosen:
+            async for event in _verify_one(checkpoint):
+                yield event
     yield {"event": "result", "checkpoints": [checkpoint.id for checkpoint in chosen]}
+
+
+async def _verify_one(checkpoint: Checkpoint) -> AsyncIterator[dict[str, Any]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "torpor.agent.verifier", checkpoint.id, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    answer: dict[str, Any] = {}
+    try:
+        async for line in process.stdout:
+            answer = json.loads(line)
+            if answer.get("event") == "progress":
+                yield answer
+        await process.wait()
+    finally:
+        if process.returncode is None:  # whoever asked has gone
+            process.kill()
+            await process.wait()
+    _raise_failure(checkpoint.id, answer, process.returncode)
 
 
 def _raise_failure(checkpoint_id: str, answer: dict[str, Any], status: int | None) -> None:

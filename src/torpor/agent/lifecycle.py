@@ -18,6 +18,7 @@ from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.operations import Operations
 from torpor.agent.running import is_alive
+from torpor.agent.turns import Turns
 from torpor.engine import keeper_client
 from torpor.errors import Conflict, NotFound, TorporError
 from torpor.model import ALIVE, Caller, Launch, OperationKind, ProcessId, Session, State
@@ -26,6 +27,7 @@ from torpor.sessions.registry import Registry
 
 logger = logging.getLogger(__name__)
 
+LAUNCHES_AT_ONCE = 4  # of one user
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILLED_WITHIN = 30.0  # seconds that the kernel may need to end a killed tree
 PRESENT = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED})
@@ -45,6 +47,7 @@ class Lifecycle:
         self.node = node
         self._statuses: dict[str, int | None] = {}  # exit statuses that the keeper told
         self._asked_to_end: set[str] = set()
+        self._launches = Turns(LAUNCHES_AT_ONCE)
 
     async def launch(self, caller: Caller, launch: Launch, *, name: str | None, **facts: Any) -> Session:
         """Starts a session; `facts` are labels, idle_after and kind. Nothing is left of one that cannot start."""
@@ -67,7 +70,8 @@ class Lifecycle:
         try:
             folder.mkdir(mode=0o711)
             folder.chmod(0o711)
-            init, terminal = await self.keeper.launch(session_id, folder, launch, caller)
+            async with self._launches.turn(caller.uid):
+                init, terminal = await self.keeper.launch(session_id, folder, launch, caller)
         except (TorporError, OSError):
             self.registry.delete_session(session_id)
             shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +121,8 @@ class Lifecycle:
     def signal(self, session: Session, signum: int) -> None:
         """Signals the main command's process group, by way of its init. Raises Conflict when it is not running."""
         if session.init is None or not _send(session.init, signum):
-            raise Conflict(f"Session {session.name} is {session.state}: there is no process to signal.")
+            hint = f"Bring it back with: torpor resume {session.name}" if session.state is State.HIBERNATED else ""
+            raise Conflict(f"Session {session.name} is {session.state}: there is no process to signal.", hint=hint)
 
     async def end(self, session_id: str, *, keep: bool) -> Session:
         """Ends a session as its owner asked: SIGTERM, SIGKILL after a grace; its checkpoints go unless kept."""

@@ -157,7 +157,10 @@ class Operations:
             await self._hold_copies(session_id)
         if self._running.get(session_id) is running:  # the next one may have begun as soon as the journal let it
             del self._running[session_id]
-        self.settle(session_id)
+        try:
+            self.settle(session_id)
+        except TorporError as error:
+            logger.error("What became of session %s could not be noted: %s", session_id, error)
         running.conclude(operation)
         self.board.notify(session_id)
 

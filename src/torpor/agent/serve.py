@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,13 +22,15 @@ from torpor.agent.node import Node
 from torpor.agent.reconcile import reconcile
 from torpor.api.app import application
 from torpor.api.peer import PeerProtocol
-from torpor.errors import Conflict, NotPermitted
+from torpor.errors import Conflict, NotPermitted, SetupError
 from torpor.paths import Paths, from_environment
 
 logger = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o666  # anyone may ask; everyone is identified
+SOCKET_PATH_LIMIT = 107  # bytes
 BACKLOG = 256
+THREADS = 64  # for what blocks: each user has only a few of them at once
 GOODBYE = 2  # seconds that answers in progress get at the end
 
 
@@ -54,6 +57,7 @@ def serve(log_level: str) -> int:
 
 
 async def _serve(paths: Paths, listener: socket.socket) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="torpor"))
     node = Node(paths)
     await node.start()
     await reconcile(node)
@@ -122,8 +126,10 @@ def _only_agent(paths: Paths) -> Iterator[None]:
 @contextmanager
 def _listener(path: Path) -> Iterator[socket.socket]:
     """The listening socket, put in the place of a dead agent's at once: callers see the old one or the new one."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     draft = path.with_name(f".{path.name}.new")
+    if len(os.fsencode(draft)) > SOCKET_PATH_LIMIT:
+        raise SetupError(f"The path {path} is too long for a socket.", hint="Choose a shorter TORPOR_HOME.")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     draft.unlink(missing_ok=True)
     listener.bind(str(draft))
     draft.chmod(SOCKET_MODE)

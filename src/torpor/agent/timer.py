@@ -42,14 +42,7 @@ class Timer:
     async def run(self) -> None:
         """Looks for ever."""
         while True:
-            sessions = self.registry.sessions()
-            policy = self._policy()
-            for session in sessions:
-                try:
-                    self._look(session, policy)
-                except TorporError as error:
-                    logger.error("Session %s could not be judged: %s", session.name, error)
-            await asyncio.sleep(_period(sessions, policy))
+            await asyncio.sleep(self._look_at_all())
 
     def facts(self, session: Session, init: ProcessId) -> Facts:
         """Everything that is known of a running session now; takes one more CPU sample."""
@@ -67,6 +60,20 @@ class Timer:
             last_refusal=self._refused.get(session.id),
             idle_after=session.idle_after,
         )
+
+    def _look_at_all(self) -> float:
+        """Judges every session; seconds until the next look."""
+        try:
+            sessions, policy = self.registry.sessions(), self._policy()
+        except TorporError as error:
+            logger.error("Sessions cannot be judged: %s", error)
+            return LONGEST_PERIOD
+        for session in sessions:
+            try:
+                self._look(session, policy)
+            except TorporError as error:
+                logger.error("Session %s could not be judged: %s", session.name, error)
+        return _period(sessions, policy)
 
     def _look(self, session: Session, policy: Policy) -> None:
         if session.state is not State.RUNNING or session.init is None or not is_alive(session.init):

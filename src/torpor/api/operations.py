@@ -48,7 +48,7 @@ async def verify(request: Request) -> Response:
     """Reads and authenticates every byte of a session's checkpoints, or of one."""
     node = node_of(request)
     asked = await requests.body_of(request, requests.Verify)
-    return _lines(stored.verify(_chosen(request, node, asked.ref)))
+    return _lines(stored.verify(caller_of(request).uid, _chosen(request, node, asked.ref)))
 
 
 def _chosen(request: Request, node: Node, ref: str) -> list[Checkpoint]:

@@ -9,8 +9,9 @@ import msgspec
 
 from torpor.agent.node import Node
 from torpor.agent.running import is_alive
+from torpor.durations import spoken_duration
 from torpor.engine import procfs
-from torpor.model import Checkpoint, Session, State
+from torpor.model import Checkpoint, OperationKind, Session, State
 
 
 def session_view(node: Node, session: Session, *, full: bool = False) -> dict[str, Any]:
@@ -46,8 +47,10 @@ def verdict_view(node: Node, session: Session) -> dict[str, Any]:
         told: dict[str, Any] = msgspec.to_builtins(verdict)
         return told
     if session.state is State.RUNNING:
-        return _no_verdict("unknown", session, "Not judged yet; unknown counts as busy.")
-    return _no_verdict("unknown", session, f"The session is {session.state}; only a running one is judged.")
+        return _no_verdict(session, "Not judged yet; unknown counts as busy.")
+    if session.state is State.HIBERNATED:
+        return _no_verdict(session, _since_when(node, session), f"Bring it back with: torpor resume {session.name}")
+    return _no_verdict(session, f"The session is {session.state}; only a running one is judged.")
 
 
 def pids(session: Session) -> list[int]:
@@ -56,6 +59,18 @@ def pids(session: Session) -> list[int]:
     return procfs.tree(init.pid) if init is not None and is_alive(init) else []
 
 
-def _no_verdict(verdict: str, session: Session, sentence: str) -> dict[str, Any]:
+def _since_when(node: Node, session: Session) -> str:
+    last = node.registry.last_operation(session.id)
+    used = f"last used {_clock(max(session.last_activity, session.created))}"
+    if last is None or last.kind is not OperationKind.HIBERNATE or last.ended is None:
+        return f"Hibernated, {used}."
+    return f"Hibernated for {spoken_duration(time.time() - last.ended)} (since {_clock(last.ended)}), {used}."
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+
+
+def _no_verdict(session: Session, sentence: str, would_change: str = "") -> dict[str, Any]:
     since = max(session.last_activity, session.created)
-    return {"verdict": verdict, "since": since, "sentence": sentence, "would_change": ""}
+    return {"verdict": "unknown", "since": since, "sentence": sentence, "would_change": would_change}

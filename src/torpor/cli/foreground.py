@@ -11,8 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from torpor.cli.output import show_error
 from torpor.client import Client
-from torpor.errors import AgentUnreachable, Conflict, NotFound, TorporError
+from torpor.errors import AgentUnreachable, NotFound, TorporError
 
 OVER = ("ended", "failed")
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -75,12 +76,13 @@ class Signals:
         self._before = {number: signal.signal(number, self._take) for number in FORWARDED}
 
     def pass_on(self, client: Client, session_id: str) -> None:
-        """Sends what came to the session; one that has just ended or is away has nobody to take it."""
+        """Sends what came to the session. One that is away cannot take it, which is told; one that ended need not."""
         while self._taken:
             try:
                 client.signal(session_id, self._taken.popleft())
-            except (Conflict, NotFound, AgentUnreachable):
-                continue
+            except TorporError as error:
+                if error.hint:
+                    show_error(error, as_json=False)
 
     def restore(self) -> None:
         """Gives the signals their former meaning."""
