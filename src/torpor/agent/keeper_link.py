@@ -43,7 +43,7 @@ class KeeperLink:
     ) -> None:
         """Finds or starts the keeper. From now on its events go to `on_event`; when it has died and another was
         started, `on_replaced` gives that one what it must know. Raises EngineError when none can be started."""
-        self._events, missed = await asyncio.to_thread(self._connect)
+        self._events, missed, self.pid = await asyncio.to_thread(self._connect)
         for event in missed:
             on_event(event)
         self._watching = asyncio.create_task(self._watch(on_event, on_replaced))
@@ -122,19 +122,19 @@ class KeeperLink:
 
         return await asyncio.to_thread(ask)
 
-    def _connect(self) -> tuple[Events, list[dict[str, Any]]]:
-        """A subscription, and what had happened before it."""
+    def _connect(self) -> tuple[Events, list[dict[str, Any]], int]:
+        """A subscription, what had happened before it, and the keeper's pid."""
         keeper = ensure_keeper(self._paths)
         try:
             events = Events(self._paths)
-            self.pid = keeper.pid()  # its answer comes after the keeper has told everything that was missed
+            pid = keeper.pid()  # its answer comes after the keeper has told everything that was missed
         finally:
             keeper.close()
         missed = []
         upcoming = iter(events)
         while select.select([events], [], [], 0)[0] and (event := next(upcoming, None)) is not None:
             missed.append(event)
-        return events, missed
+        return events, missed, pid
 
     async def _watch(
         self, on_event: Callable[[dict[str, Any]], None], on_replaced: Callable[[], Awaitable[None]]
@@ -144,10 +144,11 @@ class KeeperLink:
             if self._stopping:
                 return
             logger.warning("The keeper (process %d) is gone; sessions go on, another one is started", self.pid)
-            self._events, missed = await self._replacement()
+            self._events, missed, pid = await self._replacement()
             for event in missed:
                 on_event(event)
             await on_replaced()
+            self.pid = pid  # only now it has what its predecessor had
             logger.info("The keeper is process %d now", self.pid)
 
     async def _read(self, events: Events, on_event: Callable[[dict[str, Any]], None]) -> None:
@@ -164,7 +165,7 @@ class KeeperLink:
         await gone.wait()
         events.close()
 
-    async def _replacement(self) -> tuple[Events, list[dict[str, Any]]]:
+    async def _replacement(self) -> tuple[Events, list[dict[str, Any]], int]:
         while True:
             try:
                 return await asyncio.to_thread(self._connect)

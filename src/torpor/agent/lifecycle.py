@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHES_AT_ONCE = 4  # of one user
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+STATUS_PATIENCE = 1.0  # seconds until an exit status that nobody told is unknown
 KILLED_WITHIN = 30.0  # seconds that the kernel may need to end a killed tree
 PRESENT = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED})
 
@@ -86,8 +87,12 @@ class Lifecycle:
         self._statuses[session_id] = status
         self.settle(session_id)
 
-    def settle(self, session_id: str) -> None:
-        """Looks at one session and notes it when its processes are gone without Torpor having ended them."""
+    def settle(self, session_id: str, *, last_look: bool = False) -> None:
+        """Looks at one session and notes it when its processes are gone without Torpor having ended them.
+
+        The keeper may tell the exit status a moment later than the kernel shows the end; after that moment (`last_look`)
+        it is unknown.
+        """
         try:
             session = self.registry.session(session_id)
         except NotFound:
@@ -95,13 +100,15 @@ class Lifecycle:
         self._note_resume(session)
         if self.operations.in_progress(session_id) or (session.state in PRESENT and session.init is None):
             return  # the operation's end, or the launch's, is looked at again
-        if session.state not in PRESENT or is_alive(session.init):
+        if session.state not in PRESENT or (session.init is not None and is_alive(session.init)):
             self._statuses.pop(session_id, None)
             return
-        status = self._statuses.pop(session_id, None)
-        if status is None:
-            status = keeper_client.exit_status(self.paths.session(session_id))
-        self.note_end(session, status)
+        status = keeper_client.exit_status(self.paths.session(session_id))
+        if status is None and session_id not in self._statuses and not last_look:
+            asyncio.get_running_loop().call_later(STATUS_PATIENCE, lambda: self.settle(session_id, last_look=True))
+            return
+        told = self._statuses.pop(session_id, None)
+        self.note_end(session, told if status is None else status)
 
     def note_end(self, session: Session, status: int | None, error: dict[str, str] | None = None) -> None:
         """Ended when it went well or its owner asked for it, else failed; the exit status is kept, None = unknown."""
@@ -132,6 +139,8 @@ class Lifecycle:
             self._asked_to_end.add(session_id)
             await self._end_tree(session_id, session.init)
             self.settle(session_id)
+            while self.registry.session(session_id).state in PRESENT:
+                await self.board.news(session_id, STATUS_PATIENCE)
         elif session.state is State.HIBERNATED:
             self.registry.transition(session_id, {State.HIBERNATED}, State.ENDED, ended=time.time())
             self.board.notify(session_id)
