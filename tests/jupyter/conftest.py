@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +87,10 @@ def kernel(agent: StandInAgent, torpor_by_default: None) -> Iterator[Kernel]:
 
 
 @pytest.fixture
-def installation(
-    home: Path, make_installation: Callable[[], Installation], monkeypatch: pytest.MonkeyPatch
-) -> Installation:
-    """The real agent; kernels that are started find it."""
-    installation = make_installation()
-    monkeypatch.setenv("TORPOR_HOME", str(installation.home))
-    installation.start()
-    return installation
+def installation(home: Path, shared_agent: Installation, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """The real agent, shared by the tests of a file; kernels that are started find it."""
+    monkeypatch.setenv("TORPOR_HOME", str(shared_agent.home))
+    return shared_agent
 
 
 @pytest.fixture
