@@ -105,16 +105,18 @@ def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress:
         image.truncate(size)
         if size == 0:
             return done
-        with mmap.mmap(image.fileno(), size) as mapped, memoryview(mapped) as view:
-            offset = first = 0
-            while first < len(found.ids):
-                last, total = first, 0
-                while last < len(found.ids) and (total == 0 or total + found.lengths[last] <= READ_AT_ONCE):
-                    total += found.lengths[last]
-                    last += 1
-                read(found.ids[first:last], view[offset : offset + total], found.lengths[first:last])
-                offset += total
-                first = last
-                done += total
-                progress(done)
+        view = memoryview(
+            mmap.mmap(image.fileno(), size)
+        )  # unmapped with its last slice: a failed read still holds some
+        offset = first = 0
+        while first < len(found.ids):
+            last, total = first, 0
+            while last < len(found.ids) and (total == 0 or total + found.lengths[last] <= READ_AT_ONCE):
+                total += found.lengths[last]
+                last += 1
+            read(found.ids[first:last], view[offset : offset + total], found.lengths[first:last])
+            offset += total
+            first = last
+            done += total
+            progress(done)
     return done

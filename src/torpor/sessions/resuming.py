@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from torpor.durations import spoken_duration
 from torpor.engine import affinity, compat, filetree, images, private_mounts, procfs, terminals
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
@@ -44,7 +45,7 @@ class Resuming:
         return {
             "lease": self._lease,
             "compatibility": self._compatibility,
-            "lay_out": self._lay_out,
+            "lay_out": self._lay_out_authenticated,
             "restore": self._restore_tree,
             "run": self._run,
             "answer": self._answer,
@@ -62,6 +63,7 @@ class Resuming:
             "bytes_stored": self._checkpoint.bytes_stored,
             "bytes_new": 0,
             "seconds": self._watch.seconds,
+            **self._lost(),
         }
         return Done(State.RUNNING, result, {"last_activity": time.time(), "exit_status": None, "ended": None})
 
@@ -81,13 +83,44 @@ class Resuming:
             hint=f"See: torpor checkpoints {context.session.name}",
         )
 
+    def _lost(self) -> dict[str, Any]:
+        """What is lost by coming back from an older checkpoint than the newest: nothing unless that is damaged."""
+        checkpoints = self._context.registry.checkpoints(self._checkpoint.session)
+        newer = [one for one in checkpoints if one.created > self._checkpoint.created]
+        if not newer:
+            return {}
+        return {"lost_seconds": newer[0].created - self._checkpoint.created, "damaged": [one.id for one in newer]}
+
+    @contextmanager
+    def _trusting(self) -> Iterator[None]:
+        """A checkpoint that turns out to be damaged is refused, and the next resume takes an older one."""
+        try:
+            yield
+        except IntegrityError as damage:
+            context, damaged, name = self._context, self._checkpoint, self._context.session.name
+            context.registry.mark_verified(damaged.id, 0)
+            left = [one for one in context.registry.checkpoints(damaged.session) if one.verified is not None]
+            hint = f"None of its checkpoints is known to be whole; look at: torpor verify {name}"
+            if left:
+                lost = spoken_duration(damaged.created - left[0].created)
+                hint = (
+                    f"Resume it again to go on from its checkpoint {left[0].id}: "
+                    f"what the session did in the {lost} after that is lost."
+                )
+            raise IntegrityError(
+                f"Session {name} is not resumed: its checkpoint {damaged.id} cannot be used. {damage.message}",
+                safe="Nothing was started, and no other checkpoint was touched.",
+                hint=hint,
+            ) from damage
+
     def _lease(self) -> None:
         self._token = self._context.registry.take_lease(self._context.session.id)
         self._context.registry.note_checkpoint(self._context.operation.id, self._checkpoint.id)
 
     def _compatibility(self) -> None:
         context = self._context
-        self._manifest = context.store.manifest(context.session.id, self._checkpoint.id)
+        with self._trusting():
+            self._manifest = context.store.manifest(context.session.id, self._checkpoint.id)
         record = self._manifest.record
         saved = msgspec.convert(record["host"], compat.Host)
         here = compat.this_host(context.criu.version)
@@ -104,6 +137,10 @@ class Resuming:
                 safe="Its checkpoint is kept.",
                 hint="Resume it where the reasons do not hold, or start it anew.",
             )
+
+    def _lay_out_authenticated(self) -> None:
+        with self._trusting():
+            self._lay_out()
 
     def _lay_out(self) -> None:
         context, manifest = self._context, self._manifest
