@@ -90,8 +90,7 @@ class Lifecycle:
     def settle(self, session_id: str, *, last_look: bool = False) -> None:
         """Looks at one session and notes it when its processes are gone without Torpor having ended them.
 
-        The keeper may tell the exit status a moment later than the kernel shows the end; after that moment (`last_look`)
-        it is unknown.
+        The keeper may tell an exit status a moment after the kernel shows the end; at the `last_look` it is unknown.
         """
         try:
             session = self.registry.session(session_id)
