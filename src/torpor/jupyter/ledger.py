@@ -1,4 +1,7 @@
-"""What is in flight between clients and the kernel, and what that says about the kernel's state."""
+"""What is in flight between clients and the kernel, and what that says about the kernel's state.
+
+The two differ: a page that is loaded asks the kernel for this and that, but nobody has used the kernel by it.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,19 @@ class Ledger:
     comms: set[str] = field(default_factory=set)  # comm messages, which get no reply: until the kernel was idle again
     busy_for: set[str] = field(default_factory=set)  # parents whose status is busy
     idle_since: dict[str, float] = field(default_factory=dict)  # requests worked off whose reply is on its way
+    small_talk: set[str] = field(default_factory=set)  # requests that are nobody's use of the kernel: a page was loaded
     input_for: str | None = None  # parent of the input_request that nobody has answered
     last_message: float = 0.0  # last real message of a client, seconds since the epoch
     started: bool = False
     _state: str = "starting"
     _since: float = field(default_factory=time.time)
+
+    def noticed(self, message: Message, *, is_use: bool) -> None:
+        """A client sent this; `is_use` tells whether somebody uses the kernel by it."""
+        if is_use:
+            self.last_message = time.time()
+        else:
+            self.small_talk.add(message.header.msg_id)
 
     def forwarded(self, channel: str, message: Message) -> None:
         """A client's message went to the kernel."""
@@ -41,7 +52,9 @@ class Ledger:
         if self.input_for == parent:
             self.input_for = None
         self.idle_since.pop(parent, None)
-        return self.requests.pop(parent, (None, None))[1]
+        asked = self.requests.pop(parent, (None, None))[1]
+        self._forget_small_talk(parent)
+        return asked
 
     def asked_for_input(self, parent: str) -> None:
         """The kernel waits for a person."""
@@ -56,6 +69,7 @@ class Ledger:
             self.comms.clear()  # a comm message that is handled while a cell runs gets no status of its own
             if parent in self.requests:
                 self.idle_since[parent] = time.monotonic()
+            self._forget_small_talk(parent)
 
     def connected(self) -> None:
         """Fresh sockets lead to the kernel: nothing that was in flight before can still arrive."""
@@ -72,17 +86,25 @@ class Ledger:
         overdue = time.monotonic() - REPLY_GRACE
         for request in [request for request, since in self.idle_since.items() if since < overdue]:
             self.replied(request)  # a kernel works off a request that it does not know, and sends no reply
-        return len(self.requests.keys() | self.comms | self.busy_for)
+        return len(self._all_in_flight())
 
     def report(self, held: int, *, busy: bool = False) -> Kernel:
         """What the agent is told; `held` requests wait in the relay, `busy` with what an earlier relay forwarded."""
-        state = "starting" if not self.started else "busy" if busy or self.in_flight else "idle"
+        is_used = bool(self.in_flight and self._all_in_flight() - self.small_talk)
+        state = "starting" if not self.started else "busy" if busy or is_used else "idle"
         if state != self._state:
             self._state, self._since = state, time.time()
         return Kernel(
             execution_state=state,
             since=self._since,
-            queued=len(self.requests) + held,
+            queued=len(self.requests.keys() - self.small_talk) + held,
             waiting_for_input=self.input_for is not None,
             last_message=self.last_message,
         )
+
+    def _all_in_flight(self) -> set[str]:
+        return self.requests.keys() | self.comms | self.busy_for
+
+    def _forget_small_talk(self, parent: str) -> None:
+        if parent not in self._all_in_flight():
+            self.small_talk.discard(parent)

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,8 +124,7 @@ class Relay:
             if message is None or not self._signer.trusts(message):
                 log.warning("A message on %s was dropped: it is not signed with this kernel's key.", channel)
                 continue
-            if self._comms.is_activity(message):
-                self._ledger.last_message = time.time()
+            self._ledger.noticed(message, is_use=self._comms.is_activity(message))
             if self._live:
                 self._forward(channel, message)
             else:
@@ -209,7 +207,7 @@ class Relay:
 
     def _open_link(self) -> None:
         self._close_link()
-        self._link = KernelLink(self._inner, self._author, self._session.lease)
+        self._link = KernelLink(self._inner, self._clients.context, self._author, self._session.lease)
         for channel in REQUEST_CHANNELS:
             self._register(self._link.side.sockets[channel], partial(self._on_replies, channel))
         self._register(self._link.side.sockets["iopub"], self._on_published)
