@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -38,6 +39,7 @@ class Resuming:
         self._init: ProcessId | None = None
         self._token = 0
         self._inherited: list[int] = []
+        self._window: tuple[int, tuple[int, int]] | None = None
         self._checkpoint = self._choose()
 
     def steps(self) -> dict[str, Callable[[], None]]:
@@ -195,6 +197,8 @@ class Resuming:
         context = self._context
         self._restore.let_go()
         self._restore = None
+        if self._window is not None:
+            termios.tcsetwinsize(*self._window)  # CRIU set the size that it had; it may have been changed meanwhile
         self._close_inherited()
         init = self._init
         tell_keeper(context.paths, lambda keeper: keeper.adopt(context.session.id, init.pid, init.start_time))
@@ -225,6 +229,8 @@ class Resuming:
             return []
         with closing(KeeperClient(self._context.paths)) as keeper:
             arguments, self._inherited, terminal = terminals.reattach(session, self._manifest.record["held"], keeper)
+        if terminal is not None:
+            self._window = (self._inherited[0], termios.tcgetwinsize(self._inherited[0]))
         self._context.registry.update_session(session.id, terminal=terminal)
         return arguments
 
