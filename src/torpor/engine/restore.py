@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torpor.engine import images, private_mounts
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
-from torpor.engine.pagestream import PAGE, Entry, PageObject
+from torpor.engine.pagestream import PAGE, SEGMENT, Entry, PageObject, SegmentPool
 from torpor.model import ProcessId
 
 ARGUMENTS = (
     *("--restore-detached", "--tcp-close", "--ext-unix-sk", "--file-locks", "--link-remap"),
     *("--manage-cgroups=ignore", "--auto-dedup", "--external", "mnt[]:m"),
 )
-READ_AT_ONCE = 16 << 20
+READERS = 3  # one waits for the disk while two cores hash
 
 Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
 
@@ -100,23 +100,38 @@ def present_bytes(entries: Sequence[Entry]) -> int:
 
 
 def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:
-    size = found.bytes_present
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b") as image:
-        image.truncate(size)
-        if size == 0:
-            return done
-        view = memoryview(
-            mmap.mmap(image.fileno(), size)
-        )  # unmapped with its last slice: a failed read still holds some
-        offset = first = 0
-        while first < len(found.ids):
-            last, total = first, 0
-            while last < len(found.ids) and (total == 0 or total + found.lengths[last] <= READ_AT_ONCE):
-                total += found.lengths[last]
-                last += 1
-            read(found.ids[first:last], view[offset : offset + total], found.lengths[first:last])
-            offset += total
-            first = last
-            done += total
-            progress(done)
+    """Through buffers that stay: reading from the disk straight into fresh pages of the image costs more."""
+    pool = SegmentPool(READERS * SEGMENT)
+
+    def write(piece: tuple[int, slice]) -> int:
+        offset, chunks = piece
+        lengths = found.lengths[chunks]
+        buffer = pool.take()
+        try:
+            content = buffer[: sum(lengths)]
+            read(found.ids[chunks], content, lengths)
+            return os.pwrite(image, content, offset)
+        finally:
+            pool.give(buffer)
+
+    image = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with ThreadPoolExecutor(READERS, thread_name_prefix="torpor-lay-out") as readers:
+            for written in readers.map(write, _pieces(found.lengths)):
+                done += written
+                progress(done)
+    finally:
+        os.close(image)
     return done
+
+
+def _pieces(lengths: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Where each piece of at most a segment begins in the image, and which chunks it is made of."""
+    offset = first = total = 0
+    for number, length in enumerate(lengths):
+        if total + length > SEGMENT:
+            yield offset, slice(first, number)
+            offset, first, total = offset + total, number, 0
+        total += length
+    if total:
+        yield offset, slice(first, len(lengths))
