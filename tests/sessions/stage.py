@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from torpor.engine import procfs
 from torpor.engine.keeper_client import KeeperClient, ensure_keeper
 from torpor.model import (
@@ -44,6 +46,7 @@ class Stage:
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="torpor-"))
+        self.home.chmod(0o711)
         self.paths: Paths = from_environment({"TORPOR_HOME": str(self.home)})
         for folder in (self.paths.run, self.paths.state, self.paths.state / "sessions", self.paths.state / "logs"):
             folder.mkdir(parents=True, mode=0o755)
@@ -64,21 +67,29 @@ class Stage:
         self.registry.close()
         shutil.rmtree(self.home)
 
-    def start(self, source: str, *arguments: str, io: InputOutput = InputOutput.DETACHED, name: str = "one") -> Session:
-        """A session that runs Python source with the system's own Python."""
+    def start(
+        self,
+        source: str,
+        *arguments: str,
+        io: InputOutput = InputOutput.DETACHED,
+        name: str = "one",
+        uid: int = 0,
+    ) -> Session:
+        """A session that runs Python source with the system's own Python, as `uid`."""
         session_id = "s-" + secrets.token_hex(4)
         launch = Launch(
             argv=(PYTHON, "-I", "-S", "-c", source, *arguments), cwd="/", env={"PATH": os.environ["PATH"]}, io=io
         )
-        caller: Caller = procfs.caller_facts(os.getpid(), os.getuid(), os.getgid())
+        here: Caller = procfs.caller_facts(os.getpid(), os.getuid(), os.getgid())
+        caller = here if uid == 0 else msgspec.structs.replace(here, uid=uid, gid=uid, groups=(uid, uid + 1))
         made = self.keeper.launch(session_id, self.paths.session(session_id), launch, caller)
         return self.registry.create_session(
             Session(
                 id=session_id,
                 name=name,
                 state=State.RUNNING,
-                uid=0,
-                owner="root",
+                uid=uid,
+                owner=str(uid),
                 node="here",
                 created=time.time(),
                 launch=launch,

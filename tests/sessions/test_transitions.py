@@ -80,3 +80,29 @@ def test_threads_stay_on_their_processors_and_the_session_in_its_cgroup(stage: S
     stage.run(stage.session(session), OperationKind.RESUME)
     lines = stage.wait_for_output(session, lambda lines: len(lines) >= here + 6)
     assert set(lines[here:]) <= before
+
+
+IDENTITY = """
+import ctypes, os, time
+def status():
+    wanted = ("Uid", "Gid", "Groups", "Umask", "CapEff", "CapPrm", "CapBnd", "CapAmb", "NoNewPrivs")
+    lines = [line.split() for line in open("/proc/self/status")]
+    return [line for line in lines if line[0].rstrip(":") in wanted]
+shared = open("/dev/shm/mine", "w+")
+shared.write("kept"); shared.flush()
+while True:
+    shared.seek(0)
+    print(status(), shared.read(), oct(os.stat("/dev/shm/mine").st_uid), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_a_session_of_another_user_comes_back_as_that_user_with_nothing_more(stage: Stage) -> None:
+    session = stage.start(IDENTITY, uid=12345)
+    before = set(stage.wait_for_output(session, lambda lines: len(lines) >= 2))
+    assert len(before) == 1
+    for kind in (OperationKind.CHECKPOINT, OperationKind.HIBERNATE, OperationKind.RESUME):
+        stage.run(stage.session(session), kind)
+    here = len(stage.output(session))
+    lines = stage.wait_for_output(session, lambda lines: len(lines) >= here + 3)
+    assert set(lines) == before

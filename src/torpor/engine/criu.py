@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torpor.engine import procfs
+from torpor.engine import privileges, procfs
 from torpor.engine.criu_binary import Criu
 from torpor.errors import EngineError
 from torpor.model import ProcessId
@@ -27,6 +27,7 @@ from torpor.model import ProcessId
 NOISE = ("RLIMIT_NOFILE for self", "Dumping FAILED", "Restoring FAILED", "Unable to detach")
 POINTS = ("post-dump", "post-restore")
 ERROR_LINES = 4
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 GATE = 'read -r go && exec "$@" </dev/null'  # the process exists, and is on record, before it does anything
 HOOK = """#!/bin/sh
 case "$CRTOOLS_SCRIPT_ACTION" in
@@ -53,8 +54,12 @@ class CriuRun:
         pass_fds: Sequence[int] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
         place: Callable[[int], None] = lambda _: None,
+        user: tuple[int, int] = (0, 0),
     ) -> None:
-        """`place` is called with CRIU's pid before it does anything: what it restores inherits where it is put."""
+        """`place` is called with CRIU's pid before it does anything: what it restores inherits where it is put.
+
+        `user` owns the tree that is dumped (uid, gid).
+        """
         self._folder = folder
         self._action = action
         self._deadline = time.monotonic() + deadline
@@ -66,14 +71,19 @@ class CriuRun:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(folder / "hook.sock"))
         self._listener.listen()
+        prefix, further = privileges.dump_as(*user) if action == "dump" else ((), ())
         command = [
+            *prefix,
             *criu.argv,
             action,
             "--no-default-config",
             *("--images-dir", str(folder), "--log-file", f"{action}.log", "-v2"),
             *("--timeout", str(int(deadline) + 1), "--action-script", str(hook)),
             *arguments,
+            *further,
         ]
+        if prefix:
+            privileges.hand_over(folder, *user)
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", GATE, "torpor-criu", *command],
             stdin=subprocess.PIPE,
@@ -81,7 +91,7 @@ class CriuRun:
             stderr=subprocess.DEVNULL,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "CRIU_LIBS_DIR": str(folder / "no-plugins")},
+            env={**ENVIRONMENT, "CRIU_LIBS_DIR": str(folder / "no-plugins"), "XDG_RUNTIME_DIR": str(folder)},
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         started = procfs.start_time(self._process.pid)

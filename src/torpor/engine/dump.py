@@ -48,8 +48,12 @@ class Dump:
         deadline: float,
         extra: Sequence[str] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
+        user: tuple[int, int] = (0, 0),
     ) -> None:
-        """`folder` is private scratch in memory; `extra` are further CRIU arguments (terminals)."""
+        """`folder` is private scratch in memory; `extra` are further CRIU arguments (terminals).
+
+        `user` owns the tree (uid, gid).
+        """
         self._init = init
         self._folder = folder
         self._put = put
@@ -76,6 +80,7 @@ class Dump:
             deadline=deadline,
             pass_fds=(theirs.fileno(),),
             note=note,
+            user=user,
         )
         theirs.close()
 

@@ -160,6 +160,7 @@ class Saving:
             deadline=LEAST_DEADLINE + self._resident / SLOWEST_BYTES,
             extra=terminals.dump_arguments(context.session),
             note=context.note,
+            user=(context.session.uid, context.session.caller.gid),
         )
         self._shared_memory = self._dump.stream()
         self._watch.lap("transfer")
