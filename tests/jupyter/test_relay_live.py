@@ -8,10 +8,13 @@ import signal
 import time
 
 import pytest
+import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.standin import StandInAgent
 from tests.jupyter.talk import collect, run, send
+
+from torpor.jupyter.command import wrapped
 
 
 def test_runs_cells(kernel: Kernel) -> None:
@@ -117,6 +120,21 @@ def test_a_forced_restart_gives_a_fresh_kernel_too(kernel: Kernel, agent: StandI
     assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
 
 
+def test_a_forced_restart_without_the_provisioner(agent: StandInAgent) -> None:
+    """As with a kernelspec whose command is wrapped: all that the relay gets is an interrupt, then it is killed."""
+    kernel = Kernel()
+    kernel.manager.kernel_spec.argv = wrapped(["python", *kernel.manager.kernel_spec.argv[1:]])
+    try:
+        client = kernel.start()
+        run(client, "kept = 1")
+        kernel.manager.restart_kernel(now=True)
+        client.wait_for_ready(timeout=60)
+        assert run(client, "'kept' in globals()").result == "False"
+        assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
+    finally:
+        kernel.close()
+
+
 def test_shutdown_ends_kernel_and_relay(kernel: Kernel, agent: StandInAgent) -> None:
     relay = kernel.manager.provisioner.process
     kernel.manager.shutdown_kernel()
@@ -182,6 +200,20 @@ def test_unsigned_messages_are_dropped(kernel: Kernel) -> None:
     answer = run(kernel.client, "'broken' in globals()")
     assert answer.result == "False"
     assert request not in [m["parent_header"].get("msg_id") for m in answer.published]
+
+
+def test_a_subscriber_is_welcomed_as_the_kernel_does(kernel: Kernel) -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    try:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(kernel.manager._make_url("iopub"))
+        assert socket.poll(10_000)
+        _, frames = kernel.client.session.feed_identities(socket.recv_multipart())
+        welcome = kernel.client.session.deserialize(frames)
+        assert (welcome["msg_type"], welcome["content"]) == ("iopub_welcome", {"subscription": ""})
+    finally:
+        context.destroy(linger=0)
 
 
 def test_an_asyncio_client(kernel: Kernel) -> None:
