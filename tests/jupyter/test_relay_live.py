@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -123,7 +124,7 @@ def test_a_forced_restart_gives_a_fresh_kernel_too(kernel: Kernel, agent: StandI
 def test_a_forced_restart_without_the_provisioner(agent: StandInAgent) -> None:
     """As with a kernelspec whose command is wrapped: all that the relay gets is an interrupt, then it is killed."""
     kernel = Kernel()
-    kernel.manager.kernel_spec.argv = wrapped(["python", *kernel.manager.kernel_spec.argv[1:]])
+    kernel.manager.kernel_spec.argv = wrapped([sys.executable, *kernel.manager.kernel_spec.argv[1:]])
     try:
         client = kernel.start()
         run(client, "kept = 1")
