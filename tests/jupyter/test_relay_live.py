@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
+from tests.installation import eventually
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.standin import StandInAgent
 from tests.jupyter.talk import collect, run, send
-
-from torpor.jupyter.command import wrapped
 
 
 def test_runs_cells(kernel: Kernel) -> None:
@@ -121,19 +120,19 @@ def test_a_forced_restart_gives_a_fresh_kernel_too(kernel: Kernel, agent: StandI
     assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
 
 
-def test_a_forced_restart_without_the_provisioner(agent: StandInAgent) -> None:
-    """As with a kernelspec whose command is wrapped: all that the relay gets is an interrupt, then it is killed."""
-    kernel = Kernel()
-    kernel.manager.kernel_spec.argv = wrapped([sys.executable, *kernel.manager.kernel_spec.argv[1:]])
-    try:
-        client = kernel.start()
-        run(client, "kept = 1")
-        kernel.manager.restart_kernel(now=True)
-        client.wait_for_ready(timeout=60)
-        assert run(client, "'kept' in globals()").result == "False"
-        assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
-    finally:
-        kernel.close()
+def test_a_kernel_that_is_interrupted_and_then_killed_was_not_wanted(kernel: Kernel, agent: StandInAgent) -> None:
+    """As Jupyter does with a kernel that is to be killed, when the provisioner is another one."""
+    run(kernel.client, "kept = 1")
+    relay = kernel.manager.provisioner.process
+    relay.send_signal(signal.SIGINT)
+    (note,) = agent.home.glob("jupyter_runtime_dir/*.torpor/relay.json")
+    eventually(lambda: json.loads(note.read_text() or "{}").get("interrupted"), bool)
+    relay.kill()
+    relay.wait()
+    kernel.manager.start_kernel()
+    kernel.client.wait_for_ready(timeout=60)
+    assert run(kernel.client, "'kept' in globals()").result == "False"
+    assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
 
 
 def test_shutdown_ends_kernel_and_relay(kernel: Kernel, agent: StandInAgent) -> None:
