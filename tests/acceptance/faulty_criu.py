@@ -16,11 +16,11 @@ case "$1" in
 esac
 """
 STRICKEN = """#!{python}
-import os, signal, subprocess, sys, time
-REAL, ACTION, SIGNUM, FAULT = {real!r}, {action!r}, {signum}, {fault!r}
-if sys.argv[1] != ACTION or not os.path.exists(FAULT):
-    os.execv(REAL[0], [*REAL, *sys.argv[1:]])
-criu = subprocess.Popen([*REAL, *sys.argv[1:]], close_fds=False)
+import os, select, signal, socket, subprocess, sys
+REAL, ACTION, SIGNUM, FAULT, ENOUGH = {real!r}, {action!r}, {signum}, {fault!r}, 4 << 20
+arguments = sys.argv[1:]
+if arguments[0] != ACTION or not os.path.exists(FAULT):
+    os.execv(REAL[0], [*REAL, *arguments])
 
 def children(pid):
     try:
@@ -28,14 +28,28 @@ def children(pid):
     except OSError:
         return []
 
-def struck():
-    if ACTION == "restore":
-        return any(children(child) for child in children(criu.pid))
-    init = sys.argv[sys.argv.index("--tree") + 1]
-    return f"TracerPid:\\t{{criu.pid}}\\n" in open(f"/proc/{{init}}/status").read()
+def strike_in_the_middle_of_the_pages():
+    place = arguments.index("--ps-socket") + 1
+    worker = socket.socket(fileno=int(arguments[place]))
+    ours, theirs = socket.socketpair()
+    arguments[place] = str(theirs.fileno())
+    criu = subprocess.Popen([*REAL, *arguments], close_fds=False)
+    theirs.close()
+    passed = 0
+    while passed < ENOUGH:
+        for ready in select.select([ours, worker], [], [])[0]:
+            piece = ready.recv(1 << 16)
+            (worker if ready is ours else ours).sendall(piece)
+            passed += len(piece)
+    return criu
 
-while not struck() and criu.poll() is None:
-    pass
+def strike_when_processes_exist():
+    criu = subprocess.Popen([*REAL, *arguments], close_fds=False)
+    while criu.poll() is None and not any(children(child) for child in children(criu.pid)):
+        pass
+    return criu
+
+criu = strike_in_the_middle_of_the_pages() if ACTION == "dump" else strike_when_processes_exist()
 criu.send_signal(SIGNUM)
 status = criu.wait()
 sys.exit(status if status >= 0 else 128 - status)
@@ -48,8 +62,8 @@ def silent(folder: Path) -> Path:
 
 
 def stricken(folder: Path, action: str, signum: int, fault: Path) -> Path:
-    """The real CRIU, which gets a signal in the middle of `action` (dump: the tree is frozen; restore: its processes
-    exist) as long as the file `fault` exists."""
+    """The real CRIU, which gets a signal in the middle of `action` as long as the file `fault` exists: at a dump when
+    it has sent 4 MiB of memory and nobody takes more, at a restore when there are processes. 0: it only gets stuck."""
     real = require_criu(from_environment({}), {"PATH": os.environ["PATH"]}).argv
     text = STRICKEN.format(python=sys.executable, real=list(real), action=action, signum=int(signum), fault=str(fault))
     return _program(folder / f"{action}-criu", text)

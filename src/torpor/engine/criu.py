@@ -26,6 +26,7 @@ from torpor.model import ProcessId
 NOISE = ("RLIMIT_NOFILE for self", "Dumping FAILED", "Restoring FAILED", "Unable to detach")
 POINTS = ("post-dump", "post-restore")
 ERROR_LINES = 4
+GRACE = 1.0  # seconds after its deadline until CRIU is killed
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 GATE = 'read -r go && exec "$@" </dev/null'  # the process exists, and is on record, before it does anything
 HOOK = """#!/bin/sh
@@ -65,7 +66,7 @@ class CriuRun:
         self._allowed = deadline
         self._asking: socket.socket | None = None
         self.timed_out = False
-        self.at_deadline: Callable[[], None] = lambda: None  # called when it was missed, in a thread of its own
+        self.at_deadline: Callable[[], None] = lambda: None  # called when it was missed, by another thread
         (folder / "no-plugins").mkdir()
         hook = self._install_hook()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -195,9 +196,18 @@ class CriuRun:
         return hook
 
     def _time_out(self) -> None:
+        """A CRIU that waits for us is let go first: what it undoes by itself is undone better than by its death."""
         self.timed_out = True
-        trees.end(self._process.pid)
         self.at_deadline()
+        try:
+            pidfd = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:
+            return
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        if not poller.poll(GRACE * 1000):
+            trees.end(self._process.pid)
+        os.close(pidfd)
 
 
 def _plain_python() -> str:
