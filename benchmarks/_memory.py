@@ -81,9 +81,16 @@ class Memory:
     def operate(self, kind: OperationKind) -> tuple[float, dict[str, Any]]:
         """Runs one operation: its seconds from the start of its worker to its end, and its result."""
         started = time.monotonic()
-        result = self._stage.run(self._stage.session(self.session), kind).result
-        assert result is not None
-        return time.monotonic() - started, result
+        worker = self._stage.begin(self._stage.session(self.session), kind)
+        try:
+            worker.wait()
+        except BaseException:  # interrupted: what it does must not outlive the stage
+            signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
+            raise
+        seconds = time.monotonic() - started
+        operation = self._stage.registry.operation(worker.operation.id)
+        assert operation.result is not None, operation.error
+        return seconds, operation.result
 
 
 @contextlib.contextmanager
