@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -14,8 +15,8 @@ from tests.installation import Installation, eventually
 
 from torpor.engine import procfs
 
-KEPT_BY_CRIU = {"criu.kdat", "criu.kdat.tmp"}  # what it learned of this kernel, one file for the whole machine
 FILES = "temporary files"
+OTHERS = "others at work"
 RULES = (["nft", "list", "ruleset"], ["iptables-save"], ["ip6tables-save"])
 
 
@@ -26,18 +27,19 @@ def traces(agent: Installation) -> dict[str, Any]:
     return {
         "processes": Counter(ours.values()),
         "namespaces": len({tuple(procfs.namespaces(pid).items()) for pid in ours}),
-        "mounts": Counter(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "mounts": Counter(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if _ours(line, agent)),
         "cgroups": [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if re.search("criu|crtools|torpor", folder)],
         "rules": [rules for command in RULES if (rules := _output(command)) is not None],
         "agent's descriptors": _descriptors(node["agent"]["pid"]),
         "keeper's descriptors": _descriptors(node["keeper"]["pid"]),
         FILES: _temporary_files(agent),
+        OTHERS: _others_are_at_work(agent),
     }
 
 
 def assert_as_before(agent: Installation, before: dict[str, Any]) -> None:
     """Everything is as it was, as soon as what has just ended is gone."""
-    eventually(lambda: _differences(before, traces(agent)), lambda found: not found, 15)
+    eventually(lambda: _differences(agent, before, traces(agent)), lambda found: not found, 15)
 
 
 def processes(agent: Installation) -> dict[int, str]:
@@ -55,11 +57,14 @@ def processes(agent: Installation) -> dict[int, str]:
     return found
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What differs; of files only new ones count, as others on this machine come and go."""
-    found = {name: (before[name], now[name]) for name in before if before[name] != now[name]}
-    added = sorted(set(now[FILES]) - set(before[FILES]))
-    return {name: both for name, both in found.items() if name != FILES} | ({FILES: added} if added else {})
+def _differences(agent: Installation, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What differs. Of files only new ones count, and while others are at work here only those that must be ours."""
+    both = {name: (before[name], now[name]) for name in before if name not in (FILES, OTHERS)}
+    found: dict[str, Any] = {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+    added = [name for name in now[FILES] if name not in before[FILES]]
+    if before[OTHERS] or now[OTHERS]:
+        added = [name for name in added if name.startswith(str(agent.home))]
+    return found | ({FILES: added} if added else {})
 
 
 def _descriptors(pid: int) -> Counter[str]:
@@ -72,13 +77,30 @@ def _descriptors(pid: int) -> Counter[str]:
     return found
 
 
+def _ours(mount: str, agent: Installation) -> bool:
+    """Not one of another test on this machine, which may come and go."""
+    return str(agent.home) in mount or not re.search("/torpor-|/pytest-", mount)
+
+
 def _temporary_files(agent: Installation) -> list[str]:
     paths = agent.paths
-    folders = (paths.run, paths.scratch, paths.store / "incoming", Path("/dev/shm"))
-    found = [str(path) for folder in folders if folder.exists() for path in folder.iterdir()]
-    for folder in (Path("/tmp"), Path("/run")):
-        found += [str(path) for path in folder.iterdir() if re.match(r"\.criu|crtools|link_remap", path.name)]
-    return sorted(name for name in found if os.path.basename(name) not in KEPT_BY_CRIU)
+    found = [str(path) for folder in (paths.run, paths.scratch, paths.store / "incoming") for path in _inside(folder)]
+    for folder in (Path("/tmp"), Path("/run"), Path("/dev/shm")):
+        found += [str(path) for path in _inside(folder) if re.match(r"\.criu|crtools|link_remap", path.name)]
+    return sorted(found)
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def _others_are_at_work(agent: Installation) -> bool:
+    """Whether another installation has a keeper on this machine."""
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            commands.append(path.read_bytes().decode(errors="replace"))
+    return any("torpor.engine.keeper" in command and str(agent.home) not in command for command in commands)
 
 
 def _output(command: list[str]) -> str | None:
