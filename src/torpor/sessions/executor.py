@@ -71,8 +71,9 @@ class Transition(Protocol):
         """Called last. What it returns is written to the registry together with the end of the operation."""
         ...
 
-    def undo(self) -> None:
-        """Called after a failure of any step: the session is then as it was before."""
+    def undo(self) -> State | None:
+        """Called after a failure of any step. The session is then as it was before, or in the state that is returned:
+        it had to be ended."""
         ...
 
 
@@ -87,9 +88,10 @@ def execute(context: Context, transition: Transition) -> None:
             _pause(operation.kind, step)
         done = transition.record()
     except (TorporError, OSError) as failure:
-        transition.undo()
+        ended = transition.undo()
         error = _as_torpor_error(failure, context.session)
-        registry.finish_operation(operation.id, "undone", operation.before, error=error.as_dict())
+        changes: dict[str, Any] = {} if ended is None else {"init": None, "ended": time.time()}
+        registry.finish_operation(operation.id, "undone", ended or operation.before, error=error.as_dict(), **changes)
         raise error from failure
     registry.finish_operation(operation.id, "completed", done.state, result=done.result, **done.changes)
     _pause(operation.kind, operation.steps[-1])
