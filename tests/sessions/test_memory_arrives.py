@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -91,7 +92,8 @@ def killing(arrival: Arrival, *names: str) -> Iterator[None]:
     enough = threading.Event()
 
     def kill() -> None:
-        while not enough.wait(0.02):
+        chosen = random.Random(1)
+        while not enough.wait(chosen.uniform(0.05, 0.5)):  # time enough to serve something before the next one
             for name in names:
                 arrival.kill(name)
 

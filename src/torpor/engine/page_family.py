@@ -135,7 +135,8 @@ class Family:
 
     def deliver(self, piece: Piece, source: int, *, all_registered: bool) -> bool:
         """To everybody who waits for it; False when some of them have to be tried again."""
-        return all([one.deliver(piece, source, all_registered=all_registered) for one in self.members if not one.gone])
+        here = [one for one in self.members if not one.gone]
+        return sum(one.deliver(piece, source, all_registered=all_registered) for one in here) == len(here)
 
     def arrived(self, piece: Piece) -> None:
         """On record: everybody who waited for this piece has it."""

@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -31,6 +30,7 @@ from torpor.engine.page_log import PageLog, Record
 from torpor.engine.page_trace import Trace
 from torpor.engine.userfault import PAGE
 from torpor.errors import TorporError
+from torpor.store import Store
 
 FAULT_THREADS = 2
 FILL_THREADS = 2
@@ -38,10 +38,9 @@ BATCH = 2 << 20  # bytes that are read at once in the background
 PAUSE = 0.001  # seconds until something that the kernel put off is tried again
 TRIES, TRY_AGAIN_AFTER = 5, 0.4  # for a chunk that cannot be read, in seconds, while the session stands still
 PROGRESS_INTERVAL = 0.1
+RESTORE_FINISHED = 0x52535446  # CRIU's last word, where a pid could be
 CRASHED = 70
 HOLD = "TORPOR_HOLD_FILL"  # for tests: nothing is brought in the background while this file exists
-
-Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,8 @@ class Job:
     """What is to be served, and everything that all servers of it share."""
 
     tasks: Sequence[LazyTask]
-    open_store: Callable[[], AbstractContextManager[Read]]
+    store: Path
+    key: bytes  # the site's
     trace: Path
     listener: socket.socket  # where CRIU connects
     control: socket.socket  # the worker's
@@ -82,6 +82,7 @@ class Server:
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._connection = -1
+        self._criu_has_ended = False
         self._seen: set[int] = set()
         self._asked: tuple[set[int], int, int] | None = None
         self._trouble = threading.Lock()
@@ -102,7 +103,9 @@ class Server:
         threading.excepthook = _end_at_once
         self._take_over()
         with contextlib.ExitStack() as held:
-            self._read = held.enter_context(self._job.open_store())
+            store = held.enter_context(Store.open(self._job.store, self._job.key))
+            held.enter_context(store.reading())
+            self._read = store.read_into
             self._start_threads(self._answer_faults, FAULT_THREADS)
             for fd in (self._companion, self._news, self._job.control.fileno()):
                 self._epoll.register(fd, select.EPOLLIN)
@@ -120,25 +123,37 @@ class Server:
     def _serve(self) -> End:
         while True:
             for fd, _ in self._epoll.poll():
-                if fd == self._companion:
-                    return End.ALONE
-                if fd == self._news:
-                    os.eventfd_read(fd)
-                    if self.loss:
-                        return End.LOST
-                    if self._finished():
-                        return End.COMPLETE
-                    if not self._fillers:
-                        self._start_filling()
-                elif fd == self._job.control.fileno():
-                    if not self._hear() and self._started is None:
-                        return End.ABANDONED
-                elif fd == self._job.listener.fileno():
-                    self._accept()
-                elif fd == self._connection:
-                    self._receive_descriptor()
-                else:
-                    self._read_messages(fd)
+                end = self._react(fd)
+                if end is not None:
+                    return end
+
+    def _react(self, fd: int) -> End | None:
+        if fd == self._companion:
+            return End.ALONE
+        if fd == self._news:
+            os.eventfd_read(fd)
+            return self._look()
+        if fd == self._job.control.fileno():
+            return None if self._hear() or self._started is not None else End.ABANDONED
+        if fd == self._job.listener.fileno():
+            self._accept()
+        elif fd == self._connection:
+            self._receive_descriptor()
+        else:
+            self._read_messages(fd)
+        return None
+
+    def _look(self) -> End | None:
+        """Whether it is over. CRIU must be able to say its last word before."""
+        if self.loss:
+            return End.LOST
+        if self._started is None:
+            return None
+        if self._finished():
+            return End.COMPLETE if self._criu_has_ended else None
+        if not self._fillers:
+            self._start_filling()
+        return None
 
     def _accept(self) -> None:
         connection, _ = self._job.listener.accept()
@@ -153,9 +168,11 @@ class Server:
             number = connection.recv(4, socket.MSG_WAITALL)
             if len(number) < 4:
                 self._epoll.unregister(self._connection)
+                self._criu_has_ended = True
+                os.eventfd_write(self._news, 1)
                 return
             (pid,) = struct.unpack("<i", number)
-            if pid > 0:
+            if 0 < pid != RESTORE_FINISHED:
                 _, (uffd,), _ = keeper_wire.receive_with_descriptors(connection, 1)
                 self._seen.add(pid)
                 self._job.log.add(0, page_log.OPENED, pid, uffd)
@@ -180,8 +197,6 @@ class Server:
             return
         self._started = self._asked[1:]
         self._job.log.add(0, page_log.STARTED, *self._started)
-        if self._connection in self._known():
-            self._epoll.unregister(self._connection)
         self._tell({"ready": True})
         self._start_filling()
 
@@ -245,10 +260,9 @@ class Server:
             else:
                 self._epoll.register(one.uffd, select.EPOLLIN)
                 userfault.wake(one.uffd)
+        if self._connection >= 0:
+            self._epoll.register(self._connection, select.EPOLLIN)
         self._go_on()
-
-    def _known(self) -> set[int]:
-        return {one.uffd for _, one in self._waiting if not one.gone} | {self._connection}
 
     # Pages
 

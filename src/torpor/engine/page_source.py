@@ -19,16 +19,15 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
-from torpor.engine import page_log, procfs, userfault
+from torpor.engine import keeper_wire, page_log, procfs, userfault
 from torpor.engine.lazy_plan import LazyTask
-from torpor.engine.page_server import CRASHED, End, Job, Read, Server, send_signal
+from torpor.engine.page_server import CRASHED, End, Job, Server, send_signal
 from torpor.errors import EngineError
 from torpor.model import ProcessId
 
@@ -51,34 +50,48 @@ class Report(msgspec.Struct):
         return self.end == End.LOST.value
 
 
-class PageSource:
-    """The worker's side of it."""
+class Order(msgspec.Struct):
+    """What the worker tells the process that is to become the page source."""
 
-    def __init__(
-        self,
-        folder: Path,
-        tasks: Sequence[LazyTask],
-        open_store: Callable[[], AbstractContextManager[Read]],
-        *,
-        trace: Path,
-        report: Path,
-    ) -> None:
-        """Starts the two processes. `folder` holds CRIU's images; `report` must not exist. To be called while the
-        caller has one thread; `open_store` is called in the new processes."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(folder / SOCKET))
-        listener.listen()
+    tasks: list[LazyTask]
+    store: str
+    key: bytes
+    trace: str
+
+
+class PageSource:
+    """The worker's side of it. Made first of all: SQLite must not have been used in a process that is forked."""
+
+    def __init__(self) -> None:
+        """Forks, while the caller has one thread and no open file, the process that becomes the page source if `serve`
+        is called, and ends otherwise."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._report = report
+        self._report: Path | None = None
+        child = os.fork()
+        if child == 0:
+            self._ours.close()
+            _detached(theirs)
+        os.waitpid(child, 0)
+        theirs.close()
+
+    @property
+    def serves(self) -> bool:
+        """Whether memory arrives late."""
+        return self._report is not None
+
+    def serve(self, folder: Path, tasks: list[LazyTask], store: Path, key: bytes, *, trace: Path, report: Path) -> None:
+        """From now on CRIU finds the page source in `folder`, that of its images; `report` must not exist. The site's
+        `key` opens the store. Raises OSError."""
         report.parent.mkdir(mode=0o700, exist_ok=True)
         held = os.open(report, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(held, fcntl.LOCK_EX)
-        child = os.fork()
-        if child == 0:
-            _detached(Job(tasks, open_store, trace, listener, theirs), held)
-        os.waitpid(child, 0)
-        for end in (listener, theirs):
-            end.close()
+        self._report = report
+        order = keeper_wire.memory_file(msgspec.msgpack.encode(Order(tasks, str(store), key, str(trace))))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(folder / SOCKET))
+            listener.listen()
+            keeper_wire.send_with_descriptors(self._ours, b"serve", [order, listener.fileno(), held])
+        os.close(order)
         os.close(held)
 
     def ready(self, init: ProcessId) -> None:
@@ -101,12 +114,14 @@ class PageSource:
             while data := self._ours.recv(1 << 16):
                 news = json.loads(data)
                 progress(int(news["done"]), int(news["total"]))
+        assert self._report is not None
         return wait_for_report(self._report)
 
-    def give_up(self) -> None:
-        """After a resume that failed: the page source ends, unless the session runs."""
+    def close(self) -> None:
+        """The page source ends, unless the session runs; returns when it has."""
         self._ours.close()
-        wait_for_report(self._report)
+        if self._report is not None:
+            wait_for_report(self._report)
 
 
 def wait_for_report(path: Path) -> Report:
@@ -124,19 +139,26 @@ def wait_for_report(path: Path) -> Report:
     return msgspec.json.decode(data, type=Report)
 
 
-def _detached(job: Job, report: int) -> NoReturn:
-    """In the forked child: an own session, no parent, no descriptor that is not needed."""
+def _detached(control: socket.socket) -> NoReturn:
+    """In the forked child: a session of its own, no parent, no descriptor that is not needed."""
     try:
-        gc.freeze()  # what the worker left must not close descriptors that are others' here
         os.setsid()
         if os.fork():
             os._exit(0)
+        gc.freeze()  # what the worker left must not close descriptors that are others' here
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1):
             os.dup2(nothing, standard)
+        _close_others({0, 1, 2, control.fileno()})
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        _guard(job, report)
+        asked, descriptors, _ = keeper_wire.receive_with_descriptors(control, 64)
+        if asked:
+            order, listener, report = descriptors
+            wanted = msgspec.msgpack.decode(keeper_wire.read_memory_file(order), type=Order)
+            listening = socket.socket(fileno=listener)
+            _guard(Job(wanted.tasks, Path(wanted.store), wanted.key, Path(wanted.trace), listening, control), report)
+        os._exit(0)
     except BaseException:  # noqa: BLE001 - nothing of the worker may go on in this process
         traceback.print_exc()
     os._exit(CRASHED)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from torpor.engine.criu_binary import Criu
 from torpor.engine.keeper_client import KeeperClient
+from torpor.engine.page_source import PageSource
 from torpor.errors import EngineError, StoreError, TorporError
 from torpor.model import Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -39,6 +40,7 @@ class Context:
     session: Session
     scratch: Path
     progress: Progress
+    page_source: PageSource
 
     def note(self, *processes: ProcessId) -> None:
         """Adds to the processes that have to be gone before the operation can be recovered."""

@@ -18,16 +18,14 @@ from torpor.engine import affinity, compat, filetree, images, private_mounts, pr
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.lazy_plan import lazy_tasks
-from torpor.engine.page_source import PageSource
 from torpor.engine.pagestream import PageObject
-from torpor.engine.restore import Read, Restore, empty_object, lay_out_memory
+from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
-from torpor.paths import Paths
 from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
 from torpor.sessions.losses import memory_lost
 from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
-from torpor.store import Manifest, Store
+from torpor.store import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +44,6 @@ class Resuming:
         self._init: ProcessId | None = None
         self._token = 0
         self._inherited: list[int] = []
-        self._source: PageSource | None = None
         self._lost_memory = False
         self._window: tuple[int, tuple[int, int]] | None = None
         self._checkpoint = self._choose()
@@ -82,8 +79,7 @@ class Resuming:
         if self._restore is not None:
             self._restore.undo(self._context.log)
         self._close_inherited()
-        if self._source is not None:
-            self._source.give_up()
+        self._context.page_source.close()
         self._context.paths.page_source(self._context.operation.id).unlink(missing_ok=True)
         return State.FAILED if self._lost_memory else None
 
@@ -184,10 +180,11 @@ class Resuming:
         tasks = lazy_tasks(memory, never)
         if sum(task.size for task in tasks) < int(os.environ.get(LAZY_FROM, LAZY_FROM_BYTES)):
             return False
-        self._source = PageSource(
+        context.page_source.serve(
             context.scratch,
             tasks,
-            lambda: _reading(paths),
+            paths.store,
+            paths.site_key.read_bytes(),
             trace=paths.session(context.session.id) / "touched",
             report=paths.page_source(context.operation.id),
         )
@@ -205,7 +202,7 @@ class Resuming:
             root,
             self._shared_memory,
             deadline=LEAST_DEADLINE + self._checkpoint.bytes_logical / SLOWEST_BYTES,
-            extra=[*extra, *(("--lazy-pages",) if self._source is not None else ())],
+            extra=[*extra, *(("--lazy-pages",) if context.page_source.serves else ())],
             pass_fds=self._inherited,
             note=context.note,
             place=self._place,
@@ -217,8 +214,8 @@ class Resuming:
         affinity.bind(pid, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
-        if self._source is not None:
-            self._source.ready(self._init)
+        if context.page_source.serves:
+            context.page_source.ready(self._init)
         context.registry.check_lease(context.session.id, self._token)
         context.registry.update_session(context.session.id, init=self._init)
 
@@ -251,9 +248,8 @@ class Resuming:
     def _complete(self) -> None:
         """Waits until all of its memory is there. What cannot be had ends the session: nothing wrong is computed."""
         context = self._context
-        if self._source is not None:
-            report = self._source.wait(lambda done, total: context.progress("memory", done, total))
-            self._source = None
+        if context.page_source.serves:
+            report = context.page_source.wait(lambda done, total: context.progress("memory", done, total))
             if report.lost:
                 self._lost_memory = True
                 raise memory_lost(context.registry, context.session, self._checkpoint, report.loss)
@@ -281,12 +277,6 @@ class Resuming:
     def _close_inherited(self) -> None:
         while self._inherited:
             os.close(self._inherited.pop())
-
-
-@contextmanager
-def _reading(paths: Paths) -> Iterator[Read]:
-    with Store.open(paths.store, paths.site_key.read_bytes()) as store, store.reading():
-        yield store.read_into
 
 
 def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -> None:

@@ -123,7 +123,10 @@ def fork_and_write():
         ctypes.memset(address, 7, SIZE // 2)
         child_of_child = os.fork()
         if child_of_child == 0:
-            rest = ctypes.string_at(address + SIZE // 2, SIZE // 2) == random_bytes(areas["forked-too"][0][3], SIZE)[SIZE // 2 :]
+            rest = (
+                ctypes.string_at(address + SIZE // 2, SIZE // 2)
+                == random_bytes(areas["forked-too"][0][3], SIZE)[SIZE // 2 :]
+            )
             os._exit(0 if rest and ctypes.string_at(address, SIZE // 2) == b"\7" * (SIZE // 2) else 1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child_of_child, 0)[1]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
