@@ -259,7 +259,7 @@ class Server:
                 family.members.remove(one)
             else:
                 self._epoll.register(one.uffd, select.EPOLLIN)
-                userfault.wake(one.uffd)
+                userfault.wake_all(one.uffd)
         if self._connection >= 0:
             self._epoll.register(self._connection, select.EPOLLIN)
         self._go_on()

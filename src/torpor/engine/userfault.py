@@ -18,7 +18,8 @@ PAGEFAULT, FORK, REMAP, REMOVE, UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
 _WAKE = 2 << 30 | 16 << 16 | 0xAA << 8 | 0x02
 _COPY = 3 << 30 | 40 << 16 | 0xAA << 8 | 0x03
 _ZEROPAGE = 3 << 30 | 32 << 16 | 0xAA << 8 | 0x04
-_LOWEST, _HIGHEST = 1 << 16, 1 << 46  # addresses that every process may have
+_LOWEST = 1 << 16
+_ENDS = (1 << 56, 1 << 52, 1 << 48, 1 << 47, 1 << 32)  # where addresses end, less a page or two; the kernel knows which
 _MESSAGE = struct.Struct("<B7xQQQ")
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE_FILES = 0x400
@@ -97,9 +98,17 @@ def zero(uffd: int, target: int, size: int) -> tuple[int, int]:
     return _partial(request.zeropage)
 
 
-def wake(uffd: int, start: int = _LOWEST, size: int = _HIGHEST - _LOWEST) -> None:
-    """Makes threads that wait for a page of this range look again; without a range, all of them."""
-    _libc.ioctl(uffd, ctypes.c_ulong(_WAKE), ctypes.byref(_Range(start, size)))
+def wake(uffd: int, start: int, size: int) -> bool:
+    """Makes threads that wait for a page of this range look again; False when no process has such addresses."""
+    return bool(_libc.ioctl(uffd, ctypes.c_ulong(_WAKE), ctypes.byref(_Range(start, size))) == 0)
+
+
+def wake_all(uffd: int) -> None:
+    """Makes all threads look again. Raises OSError."""
+    for end in _ENDS:
+        if any(wake(uffd, _LOWEST, end - less * PAGE - _LOWEST) for less in (0, 1, 2)):
+            return
+    raise OSError(errno.EINVAL, "UFFDIO_WAKE of all addresses")
 
 
 def clone_sharing_descriptors() -> int:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 from torpor.durations import spoken_duration
+from torpor.engine import procfs
+from torpor.engine.page_server import send_signal
 from torpor.errors import IntegrityError
-from torpor.model import Checkpoint, Session
+from torpor.model import Checkpoint, ProcessId, Session
 from torpor.sessions.registry import Registry
+
+
+def end_session(init: ProcessId) -> None:
+    """Ends a session whose memory is lost, if its page source could not; returns when nothing of it runs."""
+    send_signal(init.pid, init.start_time, signal.SIGKILL)
+    while procfs.alive(init.pid, init.start_time, init.boot_id):
+        time.sleep(0.01)
 
 
 def memory_lost(registry: Registry, session: Session, damaged: Checkpoint, loss: str) -> IntegrityError:

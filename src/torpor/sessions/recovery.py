@@ -16,7 +16,7 @@ from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Sessio
 from torpor.paths import Paths
 from torpor.sessions import planner
 from torpor.sessions.executor import tell_keeper
-from torpor.sessions.losses import memory_lost
+from torpor.sessions.losses import end_session, memory_lost
 from torpor.sessions.planner import Outcome, Remains
 from torpor.sessions.registry import Registry
 from torpor.sessions.saving import result_of
@@ -48,9 +48,8 @@ def _all_arrived(paths: Paths, registry: Registry, operation: Operation, session
         registry.update_session(session.id, state=State.RUNNING)
         _adopt(paths, session)
     report = wait_for_report(paths.page_source(operation.id))
-    if report.lost and init is not None and _alive(init):
-        _kill(init.pid)
-        _ends(init, PATIENCE)
+    if report.lost and init is not None:
+        end_session(init)
     return report
 
 

@@ -23,7 +23,7 @@ from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
 from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
-from torpor.sessions.losses import memory_lost
+from torpor.sessions.losses import end_session, memory_lost
 from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
 from torpor.store import Manifest
 
@@ -252,6 +252,8 @@ class Resuming:
             report = context.page_source.wait(lambda done, total: context.progress("memory", done, total))
             if report.lost:
                 self._lost_memory = True
+                assert self._init is not None
+                end_session(self._init)
                 raise memory_lost(context.registry, context.session, self._checkpoint, report.loss)
         context.paths.page_source(context.operation.id).unlink(missing_ok=True)
         self._watch.lap("complete")

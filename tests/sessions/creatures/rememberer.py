@@ -12,7 +12,7 @@ import threading
 import time
 
 PAGE = 4096
-SIZE = 6 << 20
+SIZE = 2 << 20
 MAYMOVE, FIXED, DONTUNMAP = 1, 2, 4
 DONTNEED, FREE, WIPEONFORK = 4, 8, 18
 READ, WRITE = 1, 2
@@ -197,7 +197,7 @@ def free():
 
 def protect():
     address, _, size, _ = areas["protected"][0]
-    for page in range(3, 600, 7):
+    for page in range(3, 220, 7):
         done(libc.mprotect(number(address + page * PAGE), number(2 * PAGE), READ))
     done(libc.mprotect(number(address + size // 2), number(size // 4), 0))
 
@@ -228,11 +228,11 @@ def child(how):
     os._exit(7)
 
 
+children = {how: child(how) for how in ("exit", "exec")}  # before there is memory that they would share
 names = "threads forked forked-too wiped moved moved-touched moved-part grown left unmapped overmapped thrown"
 for seed, area in enumerate((names + " thrown-touched freed freed-touched protected untouched").split(), start=1):
     new(area, seed)
 done(libc.madvise(number(areas["wiped"][0][0]), number(SIZE), WIPEONFORK))
-children = {how: child(how) for how in ("exit", "exec")}
 say("ready")
 while not os.path.exists(f"{folder}/go"):
     time.sleep(0.02)
