@@ -17,6 +17,7 @@ PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
 FILES = "files.img"
+HEADER = 8  # two magic numbers
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
@@ -71,15 +72,12 @@ def rearm_timers(files: bytes) -> bytes:
     Such a timer starts its next period when it is read, and until then the kernel shows no time left; CRIU takes that
     for a timer which is not set, and after the read of what had expired it would never expire again.
     """
-    parts, position = [files[:8]], 8
-    while position < len(files):
-        (size,) = struct.unpack_from("<I", files, position)
-        entry = files[position + 4 : position + 4 + size]
-        position += 4 + size
+    parts = [files[:HEADER]]
+    for entry in file_entries(files):
         if entry.startswith(IS_TIMER):
             entry = b"".join(
                 _any(number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
-                for number, value in _fields(entry)
+                for number, value in fields(entry)
             )
         parts.append(_message(entry))
     return b"".join(parts)
@@ -88,10 +86,10 @@ def rearm_timers(files: bytes) -> bytes:
 def wiped_on_fork(mm_image: bytes) -> list[tuple[int, int]]:
     """Mappings (start, end) of a task, from its `mm-ID.img`, that a child of a fork finds empty."""
     found = []
-    for number, mapping in _fields(mm_image[12:]):
+    for number, mapping in fields(mm_image[HEADER + 4 :]):
         if number == MAPPINGS and isinstance(mapping, bytes):
-            fields = dict(_fields(mapping))
-            start, end, advice = fields[1], fields[2], fields.get(ADVICE, 0)
+            known = dict(fields(mapping))
+            start, end, advice = known[1], known[2], known.get(ADVICE, 0)
             assert isinstance(start, int)
             assert isinstance(end, int)
             assert isinstance(advice, int)
@@ -100,22 +98,56 @@ def wiped_on_fork(mm_image: bytes) -> list[tuple[int, int]]:
     return found
 
 
+def file_entries(files: bytes) -> Iterator[bytes]:
+    """The messages in FILES, one for each open file of the tree; each begins with its type."""
+    position = HEADER
+    while position < len(files):
+        (size,) = struct.unpack_from("<I", files, position)
+        yield files[position + 4 : position + 4 + size]
+        position += 4 + size
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message that holds only varints and length-delimited values."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(data):
+        key = varint()
+        if key & 7 == 2:
+            size = varint()
+            yield key >> 3, data[position : position + size]
+            position += size
+        else:
+            yield key >> 3, varint()
+
+
 def frozen_seconds(folder: Path) -> float:
     """How long the tree was frozen, from CRIU's `stats-dump`. Raises FileNotFoundError."""
     data = (folder / "stats-dump").read_bytes()
     (size,) = struct.unpack_from("<I", data, 8)
-    for number, value in _fields(data[12 : 12 + size]):
+    for number, value in fields(data[12 : 12 + size]):
         if number == 1 and isinstance(value, bytes):
-            return sum(inner for field, inner in _fields(value) if field == 2 and isinstance(inner, int)) / 1e6
+            return sum(inner for field, inner in fields(value) if field == 2 and isinstance(inner, int)) / 1e6
     return 0.0
 
 
 def _rearmed(timer: bytes) -> bytes:
-    fields = list(_fields(timer))
-    values = dict(fields)
+    every = list(fields(timer))
+    values = dict(every)
     waits = values.get(EXPIRED) != 0 and not any(values.get(number) for number in VALUE)
     source = dict(zip(VALUE, INTERVAL, strict=True)) if waits else {}
-    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in fields)
+    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in every)
 
 
 def _message(body: bytes) -> bytes:
@@ -141,28 +173,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message that holds only varints and length-delimited values."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(data):
-        key = varint()
-        if key & 7 == 2:
-            size = varint()
-            yield key >> 3, data[position : position + size]
-            position += size
-        else:
-            yield key >> 3, varint()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, lazy_plan, private_mounts
+from torpor.engine import images, lazy_plan, private_mounts, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
 from torpor.engine.pagestream import PAGE, SEGMENT, TYPE_TASK, Entry, PageObject, SegmentPool
@@ -57,6 +59,7 @@ class Restore:
     ) -> None:
         """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
         private_mounts.bind_root(root)
+        self._restored: int | None = None
         self._run = CriuRun(
             criu,
             "restore",
@@ -73,21 +76,34 @@ class Restore:
 
         Raises EngineError.
         """
-        return self._run.wait_for("post-restore")
+        pid = self._run.wait_for("post-restore")
+        self._restored = os.pidfd_open(pid)
+        return pid
 
     def let_go(self) -> None:
         """Lets the restored tree run. Raises EngineError when CRIU failed at the very end (and ended the tree)."""
         self._run.answer(go_on=True)
         if self._run.wait() != 0:
             raise self._run.failure()
+        self._forget_restored()
 
     def undo(self, keep_log: Path | None = None) -> None:
         """Ends CRIU and everything that it had restored so far."""
         self._run.answer(go_on=False)
         self._run.end()
         self._run.wait()
+        if self._restored is not None:
+            with contextlib.suppress(ProcessLookupError):  # CRIU has ended it
+                signal.pidfd_send_signal(self._restored, signal.SIGKILL)
+            self._forget_restored()
+        yards.remove_abandoned()
         if keep_log is not None:
             self._run.keep_log(keep_log)
+
+    def _forget_restored(self) -> None:
+        if self._restored is not None:
+            os.close(self._restored)
+            self._restored = None
 
 
 def empty_object(name: str, entries: bytes) -> PageObject:

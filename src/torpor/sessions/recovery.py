@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import time
 from typing import Any
 
-from torpor.engine import keeper_client, procfs
+from torpor.engine import keeper_client, procfs, trees, yards
 from torpor.engine.page_source import Report, wait_for_report
 from torpor.errors import Conflict, IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
@@ -80,9 +79,10 @@ def _settle(operation: Operation, *, end_at_once: bool) -> None:
             continue
         is_criu = process == operation.processes[0]
         if end_at_once or (is_criu and not _ends(process, PATIENCE)):
-            for pid in reversed(procfs.tree(process.pid)):
-                _kill(pid)
+            trees.end(process.pid)
             _ends(process, PATIENCE)
+    if operation.kind is OperationKind.RESUME:
+        yards.remove_abandoned()
 
 
 def _finish(
@@ -190,10 +190,3 @@ def _ends(process: ProcessId, seconds: float) -> bool:
         return bool(poller.poll(seconds * 1000))
     finally:
         os.close(pidfd)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
