@@ -12,7 +12,6 @@ import mmap
 import os
 import queue
 import select
-import signal
 import socket
 import struct
 import threading
@@ -23,20 +22,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from torpor.engine import keeper_wire, page_log, procfs, userfault
+from torpor.engine import keeper_wire, page_log, userfault
 from torpor.engine.lazy_plan import LazyTask, Piece
+from torpor.engine.page_chunks import Chunks
 from torpor.engine.page_family import Family, Gate, Waiting
 from torpor.engine.page_log import PageLog, Record
 from torpor.engine.page_trace import Trace
 from torpor.engine.userfault import PAGE
-from torpor.errors import TorporError
 from torpor.store import Store
 
 FAULT_THREADS = 2
 FILL_THREADS = 2
 BATCH = 2 << 20  # bytes that are read at once in the background
 PAUSE = 0.001  # seconds until something that the kernel put off is tried again
-TRIES, TRY_AGAIN_AFTER = 5, 0.4  # for a chunk that cannot be read, in seconds, while the session stands still
 PROGRESS_INTERVAL = 0.1
 RESTORE_FINISHED = 0x52535446  # CRIU's last word, where a pid could be
 CRASHED = 70
@@ -85,17 +83,14 @@ class Server:
         self._criu_has_ended = False
         self._seen: set[int] = set()
         self._asked: tuple[set[int], int, int] | None = None
-        self._trouble = threading.Lock()
-        self._started: tuple[int, int] | None = None
         self._threads: list[threading.Thread] = []
         self._order: list[tuple[Family, Piece]] = []
         self._turn = threading.Lock()
         self._fillers = 0
         self._read_log_through = False
-        self._stopped: list[tuple[int, int]] = []
+        self._chunks = Chunks(job.log, self._news, self._stopping)
         self._told = 0.0
         self._done = 0
-        self.loss = ""
         self.faults = 0
 
     def run(self) -> End:
@@ -105,11 +100,11 @@ class Server:
         with contextlib.ExitStack() as held:
             store = held.enter_context(Store.open(self._job.store, self._job.key))
             held.enter_context(store.reading())
-            self._read = store.read_into
+            self._chunks.read = store.read_into
             self._start_threads(self._answer_faults, FAULT_THREADS)
             for fd in (self._companion, self._news, self._job.control.fileno()):
                 self._epoll.register(fd, select.EPOLLIN)
-            if self._started is None:
+            if self._chunks.init is None:
                 self._epoll.register(self._job.listener.fileno(), select.EPOLLIN)
             else:
                 self._start_filling()
@@ -119,6 +114,11 @@ class Server:
                 self._stop()
 
     # What the kernel, CRIU and the worker tell
+
+    @property
+    def loss(self) -> str:
+        """Why memory is lost, a sentence; empty while it is not."""
+        return self._chunks.loss
 
     def _serve(self) -> End:
         while True:
@@ -134,7 +134,7 @@ class Server:
             os.eventfd_read(fd)
             return self._look()
         if fd == self._job.control.fileno():
-            return None if self._hear() or self._started is not None else End.ABANDONED
+            return None if self._hear() or self._chunks.init is not None else End.ABANDONED
         if fd == self._job.listener.fileno():
             self._accept()
         elif fd == self._connection:
@@ -147,7 +147,7 @@ class Server:
         """Whether it is over. CRIU must be able to say its last word before."""
         if self.loss:
             return End.LOST
-        if self._started is None:
+        if self._chunks.init is None:
             return None
         if self._finished():
             return End.COMPLETE if self._criu_has_ended else None
@@ -193,10 +193,10 @@ class Server:
 
     def _start_if_ready(self) -> None:
         """Once the tree is restored, and before it runs: every process is known, and the rest may be brought."""
-        if self._asked is None or not self._asked[0] <= self._seen or self._started is not None:
+        if self._asked is None or not self._asked[0] <= self._seen or self._chunks.init is not None:
             return
-        self._started = self._asked[1:]
-        self._job.log.add(0, page_log.STARTED, *self._started)
+        self._chunks.init = self._asked[1:]
+        self._job.log.add(0, page_log.STARTED, *self._chunks.init)
         self._tell({"ready": True})
         self._start_filling()
 
@@ -218,15 +218,15 @@ class Server:
             case page_log.OPENED:
                 self._opened(first, second)
             case page_log.STARTED:
-                self._started = (first, second)
+                self._chunks.init = (first, second)
             case page_log.ARRIVED:
                 self._families[first].arrived(Piece(b"", second, third, 0))
             case page_log.CLOSED:
                 self._waiting[record.process][1].gone = True
             case page_log.STOPPED:
-                self._stopped.append((first, second))
+                self._chunks.stopped.append((first, second))
             case page_log.CONTINUED:
-                self._stopped.clear()
+                self._chunks.stopped.clear()
             case userfault.FORK:
                 family, parent = self._waiting[record.process]
                 self._add(family, first & 0xFFFFFFFF, Waiting(len(self._waiting), 0, parent.pages.copied()))
@@ -262,7 +262,7 @@ class Server:
                 userfault.wake_all(one.uffd)
         if self._connection >= 0:
             self._epoll.register(self._connection, select.EPOLLIN)
-        self._go_on()
+        self._chunks.go_on()
 
     # Pages
 
@@ -283,7 +283,7 @@ class Server:
         piece = family.piece_of(page)
         self._trace.touched(family.task.image_id, piece.address)
         view = memoryview(buffer)[: piece.size]
-        if not self._fetch([piece.chunk], view, [piece.size]):
+        if not self._chunks.fetch([piece.chunk], view, [piece.size]):
             return True
         arrived = self._deliver(family, piece, userfault.address_of(view))
         with self._gate.deliver():
@@ -293,9 +293,9 @@ class Server:
 
     def _deliver(self, family: Family, piece: Piece, source: int) -> bool:
         with self._gate.deliver():
-            if not family.deliver(piece, source, all_registered=self._started is not None):
+            if not family.deliver(piece, source, all_registered=self._chunks.init is not None):
                 return False
-            if self._started is not None:
+            if self._chunks.init is not None:
                 self._job.log.add(0, page_log.ARRIVED, self._families.index(family), piece.first, piece.last)
         return True
 
@@ -313,7 +313,7 @@ class Server:
                 os.eventfd_write(self._news, 1)
                 return
             sizes = [piece.size for _, piece in batch]
-            if not self._fetch([piece.chunk for _, piece in batch], buffer[: sum(sizes)], sizes):
+            if not self._chunks.fetch([piece.chunk for _, piece in batch], buffer[: sum(sizes)], sizes):
                 return
             source = userfault.address_of(buffer)
             for family, piece in batch:
@@ -354,52 +354,6 @@ class Server:
         self._fillers = FILL_THREADS
         self._start_threads(self._fill, FILL_THREADS)
 
-    # Chunks that cannot be read
-
-    def _fetch(self, ids: Sequence[bytes], content: memoryview, sizes: Sequence[int]) -> bool:
-        """Reads chunks; while they cannot be read the session stands still. False when they are lost."""
-        try:
-            self._read(ids, content, sizes)
-        except (TorporError, OSError) as failure:
-            return self._fetch_again(ids, content, sizes, failure)
-        return True
-
-    def _fetch_again(
-        self, ids: Sequence[bytes], content: memoryview, sizes: Sequence[int], failure: TorporError | OSError
-    ) -> bool:
-        with self._trouble:
-            self._stand_still()
-            for _ in range(TRIES):
-                if self.loss or self._stopping.wait(TRY_AGAIN_AFTER):
-                    return False
-                try:
-                    self._read(ids, content, sizes)
-                except (TorporError, OSError) as again:
-                    failure = again
-                    continue
-                self._go_on()
-                return True
-            self.loss = failure.message if isinstance(failure, TorporError) else f"The store cannot be read: {failure}."
-            os.eventfd_write(self._news, 1)
-            return False
-
-    def _stand_still(self) -> None:
-        """Stops every process of the session that is not stopped already; first those who would see it."""
-        if self._started is None:
-            return
-        for pid in procfs.tree(self._started[0]):
-            started = procfs.start_time(pid)
-            if started is not None and not procfs.stopped(pid):
-                self._job.log.add(0, page_log.STOPPED, pid, started)
-                self._stopped.append((pid, started))
-                send_signal(pid, started, signal.SIGSTOP)
-
-    def _go_on(self) -> None:
-        for pid, started in self._stopped:
-            send_signal(pid, started, signal.SIGCONT)
-        self._stopped.clear()
-        self._job.log.add(0, page_log.CONTINUED)
-
     # Around it
 
     def _start_threads(self, target: Callable[[], None], count: int) -> None:
@@ -431,17 +385,6 @@ class Server:
     def keep_trace(self) -> None:
         """Stores the order of touches for the next time. Raises OSError."""
         self._trace.store()
-
-
-def send_signal(pid: int, start_time: int, signum: int) -> None:
-    """Signals exactly this process; one that is gone is left alone."""
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            if procfs.start_time(pid) == start_time:
-                signal.pidfd_send_signal(pidfd, signum)
-        finally:
-            os.close(pidfd)
 
 
 def _end_at_once(failed: threading.ExceptHookArgs) -> None:

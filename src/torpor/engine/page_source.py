@@ -27,8 +27,9 @@ import msgspec
 
 from torpor.engine import keeper_wire, page_log, procfs, userfault
 from torpor.engine.lazy_plan import LazyTask
-from torpor.engine.page_server import CRASHED, End, Job, Server, send_signal
-from torpor.errors import EngineError
+from torpor.engine.page_chunks import send_signal
+from torpor.engine.page_server import CRASHED, End, Job, Server
+from torpor.errors import EngineError, IntegrityError
 from torpor.model import ProcessId
 
 SOCKET = "lazy-pages.socket"  # CRIU's name for it, in the folder of its images
@@ -95,7 +96,9 @@ class PageSource:
         os.close(held)
 
     def ready(self, init: ProcessId) -> None:
-        """Returns once every process of the restored tree is served; it may run then. Raises EngineError."""
+        """Returns once every process of the restored tree is served; it may run then.
+
+        Raises EngineError, or IntegrityError when memory that it needed already is lost."""
         tasks = [procfs.nspid(pid) for pid in procfs.tree(init.pid)]
         asked = {"tasks": tasks, "init": init.pid, "start_time": init.start_time}
         self._ours.settimeout(READY_DEADLINE)
@@ -105,7 +108,9 @@ class PageSource:
         except OSError as error:
             raise EngineError(f"The page source did not answer: {error}.") from error
         if not answer:
-            raise EngineError("The page source has ended.")
+            assert self._report is not None
+            loss = wait_for_report(self._report).loss
+            raise IntegrityError(loss) if loss else EngineError("The page source has ended.")
 
     def wait(self, progress: Callable[[int, int], None]) -> Report:
         """Waits until everything has arrived, or was lost. `progress(bytes done, bytes in all)`."""

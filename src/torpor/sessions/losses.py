@@ -7,7 +7,7 @@ import time
 
 from torpor.durations import spoken_duration
 from torpor.engine import procfs
-from torpor.engine.page_server import send_signal
+from torpor.engine.page_chunks import send_signal
 from torpor.errors import IntegrityError
 from torpor.model import Checkpoint, ProcessId, Session
 from torpor.sessions.registry import Registry

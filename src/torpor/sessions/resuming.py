@@ -227,7 +227,8 @@ class Resuming:
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         if context.page_source.serves:
-            context.page_source.ready(self._init)
+            with self._trusting():
+                context.page_source.ready(self._init)
         context.registry.check_lease(context.session.id, self._token)
         context.registry.update_session(context.session.id, init=self._init)
 
