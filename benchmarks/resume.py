@@ -1,5 +1,5 @@
-"""Resume: to the first answer, to one that touches all memory, and until all of it is there, for sessions of several sizes;
-beside CRIU's own restore from images that lie in the page cache, and a plain fill of fresh memory."""
+"""Resume: to the first answer, to one that touches all memory, and until all of it is there, for three sizes; beside
+CRIU's own restore from images that lie in the page cache, and a plain fill of fresh memory."""
 
 from __future__ import annotations
 
