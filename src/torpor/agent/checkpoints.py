@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ async def remove_all(paths: Paths, registry: Registry, session_id: str) -> int:
     if not doomed:
         return 0
     await asyncio.to_thread(_delete, paths, doomed)
+    await asyncio.to_thread(shutil.rmtree, paths.state / "pins" / session_id, ignore_errors=True)
     for checkpoint in doomed:
         registry.delete_checkpoint(checkpoint.id)
     return await _collect(paths)
