@@ -55,8 +55,8 @@ class FilesBack:
         Raises Conflict when a path was exchanged in the meantime: nothing may be opened that was not looked at.
         """
         for found in files.survey(init_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
-            if found.path == b"/":
-                continue  # nobody can exchange it, and CRIU still holds /proc open under that name
+            if found.path == b"/" or found.path.startswith(os.fsencode(self._paths.scratch)):
+                continue  # nobody can exchange these; CRIU's own descriptors are still open beside the session's
             if self._expected.get(found.path) != (found.dev, found.ino):
                 raise Conflict(
                     f"{found.name} was exchanged while session {self._session.name} was being resumed.",
