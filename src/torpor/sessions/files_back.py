@@ -48,6 +48,7 @@ class FilesBack:
                 wanted[one.file.path] = change
         if wanted:
             files_images.rewrite(images, wanted)
+        files_images.drop_mounts(images, {mount.path for mount in files.mounts()})
 
     def check(self, init_pid: int) -> None:
         """Compares what the restored tree (it does not run yet) has open with what was judged.

@@ -1,0 +1,349 @@
+"""What a session had open is changed while it is away: it comes back with what it had, or says why it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.sessions.stage import PYTHON, Stage
+
+from torpor.model import Operation, OperationKind, Session, State
+
+READER = """
+import os, sys, time
+data = open(sys.argv[1], "rb")
+data.read(4)
+while True:
+    print(data.tell(), os.pread(data.fileno(), 100, 0), flush=True)
+    time.sleep(0.05)
+"""
+MAPPER = """
+import mmap, os, sys, time
+opened = os.open(sys.argv[1], os.O_RDONLY)
+mapped = mmap.mmap(opened, 0, prot=mmap.PROT_READ)
+os.close(opened)
+while True:
+    print(len(mapped), mapped[:20], flush=True)
+    time.sleep(0.05)
+"""
+WRITER = """
+import os, sys, time
+data = open(sys.argv[1], "r+b", buffering=0)
+number = 0
+while True:
+    number += 1
+    data.seek(0)
+    data.write(b"%08d" % number)
+    print(number, os.pread(data.fileno(), 100, 0), os.readlink(f"/proc/self/fd/{data.fileno()}"), flush=True)
+    time.sleep(0.05)
+"""
+APPENDER = """
+import os, sys, time
+log = open(sys.argv[1], sys.argv[2])
+number = 0
+while True:
+    number += 1
+    print(number, file=log, flush=True)
+    print(number, flush=True)
+    time.sleep(0.05)
+"""
+LIBRARY = """
+import ctypes, sys, time
+library = ctypes.CDLL(sys.argv[1])
+library.crc32.restype = ctypes.c_ulong
+while True:
+    print(library.crc32(0, b"abc", 3), library.adler32(1, b"abc", 3), flush=True)
+    time.sleep(0.05)
+"""
+FOLDER = """
+import os, sys, time
+os.chdir(sys.argv[1])
+while True:
+    print(os.listdir("."), flush=True)
+    time.sleep(0.05)
+"""
+
+
+def asleep(stage: Stage, source: str, *arguments: str | os.PathLike[str]) -> tuple[Session, list[str]]:
+    """A session that was hibernated after it had printed, and its lines so far."""
+    session = stage.start(source, *map(str, arguments))
+    stage.wait_for_output(session, lambda lines: len(lines) >= 2)
+    stage.run(session, OperationKind.HIBERNATE)
+    return stage.session(session), stage.output(session)
+
+
+def wake(stage: Stage, session: Session) -> tuple[list[str], Operation]:
+    """Resumes it; the lines that it prints then, and the operation."""
+    here = len(stage.output(session))
+    operation = stage.run(stage.session(session), OperationKind.RESUME)
+    lines = stage.wait_for_output(session, lambda lines: len(lines) >= here + 3)
+    return lines[here:], operation
+
+
+def refusal(stage: Stage, session: Session) -> str:
+    """A resume that must be refused as incompatible and change nothing; its sentences."""
+    worker = stage.begin(stage.session(session), OperationKind.RESUME)
+    worker.wait()
+    operation = stage.registry.operation(worker.operation.id)
+    assert operation.outcome == "undone"
+    assert operation.error is not None
+    assert operation.error["code"] == "incompatible"
+    assert stage.session(session).state is State.HIBERNATED
+    return operation.error["message"]
+
+
+def notes(operation: Operation) -> list[str]:
+    assert operation.result is not None
+    found: list[str] = operation.result["notes"]
+    return found
+
+
+def cycle(stage: Stage, session: Session) -> list[str]:
+    """Hibernated and resumed once more; the lines since."""
+    stage.run(stage.session(session), OperationKind.HIBERNATE)
+    return wake(stage, session)[0]
+
+
+@pytest.fixture
+def folder(stage: Stage) -> Path:
+    """A folder that goes with the stage."""
+    made = stage.home / "work"
+    made.mkdir()
+    return made
+
+
+def replaced(path: Path) -> None:
+    new = path.with_name("new")
+    new.write_bytes(b"quite another content")
+    new.rename(path)
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"quite another content")
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def deleted_with_its_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def led_away(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/shadow")
+
+
+CHANGES = [replaced, overwritten, deleted, deleted_with_its_folder, led_away]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("source", [READER, MAPPER], ids=["read", "mapped"])
+def test_what_is_only_read_stays_what_it_was(
+    stage: Stage, folder: Path, source: str, change: Callable[[Path], None]
+) -> None:
+    (folder / "in").mkdir()
+    data = folder / "in" / "data"
+    data.write_bytes(b"content as it was")
+    session, before = asleep(stage, source, data)
+    change(data)
+    present = data.read_bytes() if data.exists() and not data.is_symlink() else None
+    lines, operation = wake(stage, session)
+    assert set(lines) == set(before)
+    assert [str(data) in note and "old content" in note for note in notes(operation)] == [True]
+    assert stage.session(session).notes == tuple(notes(operation))
+    for _ in range(2):
+        assert set(cycle(stage, session)) == set(before)
+    assert (data.read_bytes() if data.exists() and not data.is_symlink() else None) == present
+    assert os.listdir(folder / "in") == ["data"] if (folder / "in").exists() and os.path.lexists(data) else True
+
+
+def test_a_file_that_was_only_touched_or_put_back_is_the_same(stage: Stage, folder: Path) -> None:
+    data = folder / "data"
+    data.write_bytes(b"content as it was")
+    session, before = asleep(stage, READER, data)
+    data.unlink()
+    data.write_bytes(b"content as it was")
+    data.chmod(0o600)
+    lines, operation = wake(stage, session)
+    assert set(lines) == set(before)
+    assert notes(operation) == []
+
+
+@pytest.mark.parametrize("change", [replaced, overwritten, led_away])
+def test_what_somebody_else_changed_is_left_to_them(stage: Stage, folder: Path, change: Callable[[Path], None]) -> None:
+    data = folder / "data"
+    data.write_bytes(b"-" * 20)
+    data.chmod(0o640)
+    os.chown(data, 12, 34)
+    session, before = asleep(stage, WRITER, data)
+    change(data)
+    theirs = os.readlink(data) if data.is_symlink() else data.read_bytes()
+    lines, operation = wake(stage, session)
+    (copy,) = [path for path in folder.iterdir() if path != data]
+    assert copy.name.startswith("data.torpor-one-")
+    assert (copy.stat().st_uid, copy.stat().st_gid, copy.stat().st_mode & 0o7777) == (12, 34, 0o640)
+    number = int(before[-1].split()[0])
+    assert lines[0] == f"{number + 1} {b'%08d' % (number + 1) + b'-' * 12!r} {copy}"
+    assert [str(copy) in note for note in notes(operation)] == [True]
+    assert lines[-1].split()[-1] == str(copy)
+    assert cycle(stage, session)[-1].split()[-1] == str(copy)
+    assert (os.readlink(data) if data.is_symlink() else data.read_bytes()) == theirs
+    assert sorted(os.listdir(folder)) == ["data", copy.name]
+
+
+def test_what_was_deleted_and_is_written_is_made_again(stage: Stage, folder: Path) -> None:
+    data = folder / "data"
+    data.write_bytes(b"-" * 20)
+    data.chmod(0o604)
+    session, before = asleep(stage, WRITER, data)
+    data.unlink()
+    lines, operation = wake(stage, session)
+    number = int(before[-1].split()[0])
+    assert lines[0] == f"{number + 1} {b'%08d' % (number + 1) + b'-' * 12!r} {data}"
+    assert [str(data) in note for note in notes(operation)] == [True]
+    assert data.stat().st_mode & 0o7777 == 0o604
+    assert data.read_bytes()[8:] == b"-" * 12
+
+
+def test_what_is_written_cannot_come_back_without_its_folder(stage: Stage, folder: Path) -> None:
+    (folder / "in").mkdir()
+    data = folder / "in" / "data"
+    data.write_bytes(b"-" * 20)
+    session, _ = asleep(stage, WRITER, data)
+    kept = data.read_bytes()
+    shutil.rmtree(folder / "in")
+    assert f"{data} cannot be made again: its folder is gone" in refusal(stage, session)
+    (folder / "in").mkdir()
+    data.write_bytes(kept)
+    wake(stage, session)
+
+
+@pytest.mark.parametrize("mode", ["a", "a+"])
+def test_a_log_that_grew_is_gone_on_with(stage: Stage, folder: Path, mode: str) -> None:
+    log = folder / "log"
+    log.write_text("before\n")
+    session, before = asleep(stage, APPENDER, log, mode)
+    with open(log, "a") as other:
+        other.write("somebody else\n")
+    lines, operation = wake(stage, session)
+    assert notes(operation) == []
+    wanted = ["before", *before, "somebody else", *lines]
+    assert log.read_text().splitlines()[: len(wanted)] == wanted
+    assert os.listdir(folder) == ["log"]
+
+
+def test_a_log_that_is_read_is_followed(stage: Stage, folder: Path) -> None:
+    log = folder / "log"
+    log.write_bytes(b"first\n")
+    session, _ = asleep(stage, READER, log)
+    with open(log, "ab") as other:
+        other.write(b"second\n")
+    lines, _ = wake(stage, session)
+    assert set(lines) == {f"4 {b'first' + bytes([10]) + b'second' + bytes([10])!r}"} or set(lines) == {
+        "6 b'first\\nsecond\\n'"
+    }
+
+
+def test_a_log_that_was_rotated_goes_on_beside_the_new_one(stage: Stage, folder: Path) -> None:
+    log = folder / "log"
+    session, before = asleep(stage, APPENDER, log, "a")
+    log.rename(folder / "log.1")
+    log.write_text("a new log\n")
+    lines, _ = wake(stage, session)
+    (copy,) = folder.glob("log.torpor-one-*")
+    assert log.read_text() == "a new log\n"
+    assert copy.read_text().splitlines()[: len(before) + len(lines)] == [*before, *lines]
+
+
+def test_a_library_is_replaced(stage: Stage, folder: Path) -> None:
+    library = folder / "libz.so"
+    shutil.copy(next(Path("/usr/lib").glob("*/libz.so.1")).resolve(), library)
+    session, before = asleep(stage, LIBRARY, library)
+    library.unlink()
+    shutil.copy(next(Path("/usr/lib").glob("*/libm.so.6")).resolve(), library)
+    lines, operation = wake(stage, session)
+    assert set(lines) == set(before)
+    assert [str(library) in note for note in notes(operation)] == [True]
+    assert set(cycle(stage, session)) == set(before)
+    assert os.listdir(folder) == ["libz.so"]
+
+
+def test_the_working_directory_is_gone(stage: Stage, folder: Path) -> None:
+    work = folder / "here"
+    work.mkdir()
+    session, before = asleep(stage, FOLDER, work)
+    work.rmdir()
+    assert f"The folder {work}, which the session works in or has open, is gone." in refusal(stage, session)
+    work.mkdir(mode=0o700)
+    assert set(wake(stage, session)[0]) == set(before)
+
+
+def test_a_mount_is_missing(stage: Stage, folder: Path) -> None:
+    place = folder / "data"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "data", place], check=True)
+    mounted = True
+    try:
+        (place / "data").write_bytes(b"content")
+        session, before = asleep(stage, READER, place / "data")
+        kept = (place / "data").stat()
+        subprocess.run(["umount", place], check=True)
+        mounted = False
+        assert f"The mount {place} (tmpfs) is missing; the session uses {place / 'data'} on it." in refusal(
+            stage, session
+        )
+        subprocess.run(["mount", "-t", "tmpfs", "data", place], check=True)
+        mounted = True
+        (place / "data").write_bytes(b"content")
+        os.utime(place / "data", ns=(kept.st_mtime_ns, kept.st_mtime_ns))
+        assert set(wake(stage, session)[0]) == set(before)
+        stage.run(stage.session(session), OperationKind.HIBERNATE)
+    finally:
+        if mounted:
+            subprocess.run(["umount", place], check=True)
+
+
+def test_a_mount_that_the_session_does_not_use_may_go(stage: Stage, folder: Path) -> None:
+    place, data = folder / "other", folder / "data"
+    place.mkdir()
+    data.write_bytes(b"content")
+    subprocess.run(["mount", "-t", "tmpfs", "other", place], check=True)
+    try:
+        session, before = asleep(stage, READER, data)
+    finally:
+        subprocess.run(["umount", place], check=True)
+    place.rmdir()
+    assert set(wake(stage, session)[0]) == set(before)
+    assert set(cycle(stage, session)) == set(before)
+
+
+def test_a_second_checkpoint_reads_no_file_again(stage: Stage, folder: Path) -> None:
+    data = folder / "data"
+    data.write_bytes(os.urandom(8 << 20))
+    session = stage.start(MAPPER, str(data))
+    stage.wait_for_output(session, lambda lines: len(lines) >= 2)
+    first = stage.run(session, OperationKind.CHECKPOINT).result
+    second = stage.run(session, OperationKind.CHECKPOINT).result
+    assert first is not None
+    assert second is not None
+    assert first["bytes_logical"] - second["bytes_logical"] > 8 << 20
+
+
+def test_the_program_itself_is_upgraded(stage: Stage, folder: Path) -> None:
+    program = folder / "python"
+    shutil.copy(Path(PYTHON).resolve(), program)
+    source = f"import os\nos.execv({str(program)!r}, [{str(program)!r}, '-I', '-S', '-c', {READER!r}, {str(folder / 'data')!r}])"
+    (folder / "data").write_bytes(b"content")
+    session, before = asleep(stage, source)
+    program.unlink()
+    shutil.copy("/bin/cat", program)
+    lines, operation = wake(stage, session)
+    assert set(lines) == set(before)
+    assert [str(program) in note for note in notes(operation)] == [True]
+    assert set(cycle(stage, session)) == set(before)
