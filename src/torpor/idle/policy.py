@@ -5,6 +5,7 @@
 idle_after = "30m"         # since the last use
 action = "hibernate"       # or "none"
 unattended = "hibernate"   # or "none": commands that neither a cell nor a key wakes; `--idle-after` opts one in again
+on_failure = "none"        # or "resume": a command that fails goes on from its last checkpoint by itself
 cpu_threshold = 0.02       # fraction of one core
 cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy
@@ -27,6 +28,7 @@ from torpor.durations import parse_duration
 from torpor.errors import UsageError
 
 ACTIONS = ("hibernate", "none")
+ON_FAILURE = ("resume", "none")
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -35,6 +37,7 @@ class Policy(msgspec.Struct, frozen=True):
     idle_after: float = 1800.0
     action: str = "hibernate"
     unattended: str = "hibernate"
+    on_failure: str = "none"
     cpu_threshold: float = 0.02
     cpu_window: float = 60.0
     stale_after: float = 90.0
@@ -129,6 +132,12 @@ def _action(value: Any) -> str:
     return str(value)
 
 
+def _on_failure(value: Any) -> str:
+    if value not in ON_FAILURE:
+        raise UsageError(f"{value!r} is nothing that can be done.", hint='Write "resume" or "none".')
+    return str(value)
+
+
 def _fraction(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1024:
         raise UsageError(f"{value!r} is not a fraction of one core.", hint="Write a number above 0, such as 0.02.")
@@ -139,6 +148,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "idle_after": _duration,
     "action": _action,
     "unattended": _action,
+    "on_failure": _on_failure,
     "cpu_threshold": _fraction,
     "cpu_window": _duration,
     "stale_after": _duration,

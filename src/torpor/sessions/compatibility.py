@@ -11,14 +11,14 @@ import msgspec
 
 from torpor.durations import spoken_duration
 from torpor.engine import compat, files, files_fate
-from torpor.engine.criu_binary import Version
+from torpor.engine.criu_binary import Version, require_criu
 from torpor.engine.files import Mount, OpenFile
 from torpor.engine.files_fate import Fate, Judged
 from torpor.engine.files_kept import OBJECT
 from torpor.errors import Incompatible
 from torpor.model import Checkpoint, Session
 from torpor.paths import Paths
-from torpor.store import Manifest
+from torpor.store import Manifest, Store
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,29 @@ def examine(paths: Paths, session: Session, manifest: Manifest, criu: Version) -
     reasons += [one.reason for one in judged if one.fate is Fate.REFUSED]
     notes = [f"The node was called {saved.node} and is called {here.node} now."] if saved.node != here.node else []
     return Compatibility(list(dict.fromkeys(reasons)), notes + files_fate.summary(judged), judged)
+
+
+def rehearse(paths: Paths, session: Session, checkpoint: Checkpoint, newer: list[Checkpoint]) -> dict[str, Any]:
+    """What a resume from `checkpoint` would say, with nothing changed: keys `checkpoint`, `created`, `compatible`,
+    `reasons`, `notes`, `lost_seconds`. `newer` are checkpoints that cannot be used.
+
+    Raises IntegrityError, NewerFormat, StoreError, SetupError (no CRIU here).
+    """
+    with Store.open(paths.store, paths.site_key.read_bytes()) as store:
+        manifest = store.manifest(session.id, checkpoint.id)
+    found = examine(paths, session, manifest, require_criu(paths).version)
+    lost = lost_seconds(session, checkpoint, newer)
+    copies = [one.file.name for one in found.judged if one.fate is Fate.COPY]
+    return {
+        "session": session.id,
+        "checkpoint": checkpoint.id,
+        "created": checkpoint.created,
+        "compatible": not found.reasons,
+        "reasons": found.reasons,
+        "notes": found.notes
+        + [f"{name} was changed by somebody else: it is left alone, and copied." for name in copies],
+        "lost_seconds": lost,
+    }
 
 
 def pins(paths: Paths, session: str, checkpoint: str) -> Path:
@@ -97,6 +120,6 @@ def loss(checkpoint: Checkpoint, seconds: float) -> str:
 
 
 def lost_seconds(session: Session, checkpoint: Checkpoint, newer: list[Checkpoint]) -> float:
-    """How much of what the session did is lost by going back to `checkpoint`; `newer` are those that are damaged."""
+    """How much of what the session did is lost by going back to `checkpoint`; `newer` are those that cannot be used."""
     until = max([session.died or 0.0, *(one.created for one in newer)])
     return max(until - checkpoint.created, 0.0)

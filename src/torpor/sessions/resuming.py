@@ -39,7 +39,7 @@ class Resuming:
         self._context = context
         self._watch = Stopwatch()
         self._restore: Restore | None = None
-        self._files: FilesBack | None = None
+        self._made: list[FilesBack] = []
         self._init: ProcessId | None = None
         self._token = 0
         self._inherited: list[int] = []
@@ -79,8 +79,8 @@ class Resuming:
         """The session is as before; nothing of this attempt is left."""
         if self._restore is not None:
             self._restore.undo(self._context.log)
-        if self._files is not None:
-            self._files.undo()
+        for made in self._made:
+            made.undo()
         self._close_inherited()
 
     def _choose(self) -> Checkpoint:
@@ -165,6 +165,7 @@ class Resuming:
         root = context.scratch / "root"
         root.mkdir()
         with self._trusting():
+            self._made.append(self._files)
             self._files.prepare(context.scratch)
         extra = self._reattach()
         clear_exit_status(context.paths.session(context.session.id))
