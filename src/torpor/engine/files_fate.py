@@ -133,7 +133,7 @@ def summary(judged: Iterable[Judged]) -> list[str]:
     for name, files in sorted(old.items()):
         if files[0].file.package:
             loaded = "the file of it that it had" if len(files) == 1 else f"the {len(files)} files of it that it had"
-            told.append(f"{name} was changed or removed meanwhile; the session goes on with {loaded} loaded.")
+            told.append(f"{name} was upgraded, changed or removed meanwhile; the session goes on with {loaded} loaded.")
         else:
             told.append(f"{_what_happened(files[0].file, files[0].seen)}; the session goes on with its old content.")
     return told
