@@ -6,6 +6,7 @@ and verifies. When the process that runs this dies, the question fails and CRIU 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -65,7 +66,7 @@ class Dump:
         self._pidfd = os.pidfd_open(init.pid)
         if procfs.start_time(init.pid) != init.start_time:
             raise EngineError("The session's first process has gone; there is nothing to save.")
-        self.receiver = PageReceiver(self._ours, put, self._mappings_of, pool)
+        self.receiver = PageReceiver(self._ours, put, self._mappings_of, pool, store_later=leave_running)
         self.started = time.monotonic()
         self._run = CriuRun(
             criu,
@@ -82,6 +83,7 @@ class Dump:
             note=note,
             user=user,
         )
+        self._run.at_deadline = self._hang_up
         theirs.close()
 
     def stream(self) -> filetree.SavedTree:
@@ -109,6 +111,12 @@ class Dump:
             raise self._run.failure()
         return images.frozen_seconds(self._folder)
 
+    def require_frozen(self) -> None:
+        """Raises EngineError when CRIU is gone: the tree runs on, and what was saved of it is out of date."""
+        if not self._run.still_asks():
+            self._run.wait()
+            raise self._run.failure()
+
     def end_tree(self) -> None:
         """Ends the frozen tree at once and completely: its init is killed, and with it the whole namespace."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -122,6 +130,11 @@ class Dump:
         self._run.wait()
         if keep_log is not None:
             self._run.keep_log(keep_log)
+
+    def _hang_up(self) -> None:
+        """Nobody sends any more, whoever may still hold the other end."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._ours.shutdown(socket.SHUT_RDWR)
 
     def _save_shared_memory(self) -> filetree.SavedTree:
         segment = self._pool.take()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +20,8 @@ ARGUMENTS = (
     *("--restore-detached", "--tcp-close", "--ext-unix-sk", "--file-locks", "--link-remap"),
     *("--manage-cgroups=ignore", "--auto-dedup", "--external", "mnt[]:m"),
 )
+YARDS = ".criu.mntns.*"  # in /tmp, whatever TMPDIR says (criu/mount.c)
+CLOCK_STEP = 0.1  # seconds that the times of files lag behind the clock
 READERS = 3  # one waits for the disk while two cores hash
 
 Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
@@ -54,6 +59,8 @@ class Restore:
     ) -> None:
         """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
         private_mounts.bind_root(root)
+        self._started = time.time()
+        self._restored: int | None = None
         self._run = CriuRun(
             criu,
             "restore",
@@ -70,21 +77,34 @@ class Restore:
 
         Raises EngineError.
         """
-        return self._run.wait_for("post-restore")
+        pid = self._run.wait_for("post-restore")
+        self._restored = os.pidfd_open(pid)
+        return pid
 
     def let_go(self) -> None:
         """Lets the restored tree run. Raises EngineError when CRIU failed at the very end (and ended the tree)."""
         self._run.answer(go_on=True)
         if self._run.wait() != 0:
             raise self._run.failure()
+        self._forget_restored()
 
     def undo(self, keep_log: Path | None = None) -> None:
         """Ends CRIU and everything that it had restored so far."""
         self._run.answer(go_on=False)
         self._run.end()
         self._run.wait()
+        if self._restored is not None:
+            with contextlib.suppress(ProcessLookupError):  # CRIU has ended it
+                signal.pidfd_send_signal(self._restored, signal.SIGKILL)
+            self._forget_restored()
+        _remove_yards(self._started)
         if keep_log is not None:
             self._run.keep_log(keep_log)
+
+    def _forget_restored(self) -> None:
+        if self._restored is not None:
+            os.close(self._restored)
+            self._restored = None
 
 
 def empty_object(name: str, entries: bytes) -> PageObject:
@@ -97,6 +117,23 @@ def empty_object(name: str, entries: bytes) -> PageObject:
 def present_bytes(entries: Sequence[Entry]) -> int:
     """Bytes of pages that a pagemap says are in its pages image."""
     return sum(entry.pages for entry in entries if entry.flags & 4) * PAGE
+
+
+def _remove_yards(since: float) -> None:
+    """Removes the empty folder in which a CRIU that was killed had assembled mounts; one that is in use is left."""
+    for yard in Path("/tmp").glob(YARDS):
+        with contextlib.suppress(OSError):  # not empty, or gone
+            if yard.stat().st_ctime >= since - CLOCK_STEP and not _is_mounted(yard):
+                yard.rmdir()
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Whether any process of the node sees something mounted there."""
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if f" {folder} " in table.read_text(errors="replace"):
+                return True
+    return False
 
 
 def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:

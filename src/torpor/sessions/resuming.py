@@ -22,9 +22,9 @@ from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
 from torpor.sessions import compatibility
-from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
+from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
 from torpor.sessions.files_back import FilesBack
-from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
+from torpor.sessions.saving import RELAY_SILENCE
 from torpor.store import Manifest
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Resuming:
             context.scratch,
             root,
             self._shared_memory,
-            deadline=LEAST_DEADLINE + self._checkpoint.bytes_logical / SLOWEST_BYTES,
+            deadline=deadline(self._checkpoint.bytes_logical),
             extra=extra,
             pass_fds=self._inherited,
             note=context.note,
@@ -210,9 +210,9 @@ class Resuming:
         """Waits for a kernel's first answer to its relay. Anything else answers by running."""
         context = self._context
         session = context.registry.session(context.session.id)
-        deadline = time.monotonic() + ANSWER_DEADLINE
+        give_up = time.monotonic() + ANSWER_DEADLINE
         relay_lives = session.kind == "kernel" and time.time() - session.relay_heard < RELAY_SILENCE
-        while relay_lives and session.answered < self._version and time.monotonic() < deadline:
+        while relay_lives and session.answered < self._version and time.monotonic() < give_up:
             time.sleep(0.01)
             session = context.registry.session(context.session.id)
         self._watch.lap("answer")

@@ -21,15 +21,14 @@ from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
 from torpor.errors import Conflict, IntegrityError, NotFound, PreflightRefused, StoreError
 from torpor.model import Checkpoint, InputOutput, OperationKind, ProcessId, State
 from torpor.sessions import compatibility
-from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
+from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
 from torpor.store import Manifest, Object
 
 QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in flight
 RELAY_SILENCE = 90.0  # a relay that was not heard for so long is gone
 HIBERNATE_BUFFER = 256 << 20
 CHECKPOINT_BUFFER = 4 << 30
-SLOWEST_BYTES = 20 << 20  # a dump slower than so many bytes a second is taken for hung
-LEAST_DEADLINE = 60.0
+BUFFER_SLACK = 20  # one in so many bytes of a segment stays empty, because chunks are not split
 FREE_DISK = 64 << 20  # must be left on the store's disk beside the session's memory
 RECORD_FORMAT = 1
 SHARING_DOMAIN = "site"  # chunks are shared by all sessions of the store
@@ -105,7 +104,7 @@ class Saving:
     def _quiesce(self) -> None:
         """Waits until the relay says that no message is on its way; refuses while a cell runs."""
         context = self._context
-        deadline = time.monotonic() + QUIESCE_DEADLINE
+        give_up = time.monotonic() + QUIESCE_DEADLINE
         while True:
             session = context.registry.session(context.session.id)
             if not session.relay_heard or time.time() - session.relay_heard > RELAY_SILENCE:
@@ -118,7 +117,7 @@ class Saving:
                     safe="The session goes on running.",
                     hint="Hibernate it when its cell has ended.",
                 )
-            if time.monotonic() > deadline:
+            if time.monotonic() > give_up:
                 raise Conflict(
                     "The kernel's relay did not confirm that nothing is in flight.",
                     safe="The session goes on running.",
@@ -156,15 +155,17 @@ class Saving:
 
     def _save_tree(self) -> None:
         context = self._context
+        pool = self._pool()
+        self._watch.lap("buffers")
         self._freeze_started = time.monotonic()
         self._dump = Dump(
             context.criu,
             self._init,
             context.scratch,
             self._put,
-            SegmentPool(self._buffer()),
+            pool,
             leave_running=not self._hibernate,
-            deadline=LEAST_DEADLINE + self._resident / SLOWEST_BYTES,
+            deadline=deadline(self._resident),
             extra=terminals.dump_arguments(context.session),
             note=context.note,
             user=(context.session.uid, context.session.caller.gid),
@@ -217,6 +218,7 @@ class Saving:
 
     def _end(self) -> None:
         assert self._dump is not None
+        self._dump.require_frozen()
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
         self._dump.end_tree()
         wait_gone(self._init)
@@ -240,12 +242,13 @@ class Saving:
         with closing(KeeperClient(self._context.paths)) as keeper:
             return terminals.keys(self._context.session, keeper)
 
-    def _buffer(self) -> int:
-        """Bytes that may wait in memory: for a checkpoint all of it where there is room, for a short freeze."""
+    def _pool(self) -> SegmentPool:
+        """Memory for what waits to be stored: for a checkpoint all of it where there is room, for a short freeze."""
         if self._hibernate:
-            return HIBERNATE_BUFFER
+            return SegmentPool(HIBERNATE_BUFFER)
         available = compat.this_host(self._context.criu.version).memory_available
-        return max(HIBERNATE_BUFFER, min(CHECKPOINT_BUFFER, available // 3))
+        limit = max(HIBERNATE_BUFFER, min(CHECKPOINT_BUFFER, available // 3))
+        return SegmentPool(limit, touched=self._resident + self._resident // BUFFER_SLACK)
 
     def _store_images(self) -> Object:
         """CRIU's small images, one after another, each cut by itself."""
