@@ -29,10 +29,10 @@ _pending: set[asyncio.Task[None]] = set()
 async def remove_all(paths: Paths, registry: Registry, session_id: str) -> int:
     """Removes every checkpoint of a session; gives the bytes freed, 0 when they can only be freed later."""
     doomed = registry.checkpoints(session_id)
+    await asyncio.to_thread(shutil.rmtree, paths.state / "pins" / session_id, ignore_errors=True)
     if not doomed:
         return 0
     await asyncio.to_thread(_delete, paths, doomed)
-    await asyncio.to_thread(shutil.rmtree, paths.state / "pins" / session_id, ignore_errors=True)
     for checkpoint in doomed:
         registry.delete_checkpoint(checkpoint.id)
     return await _collect(paths)

@@ -81,7 +81,8 @@ def _finish(
         case Outcome.RUNNING_UNDONE:
             if manifest is not None:
                 store.delete(manifest.session, manifest.checkpoint)
-                shutil.rmtree(compatibility.pins(paths, manifest.session, manifest.checkpoint), ignore_errors=True)
+            if operation.checkpoint is not None:
+                shutil.rmtree(compatibility.pins(paths, session.id, operation.checkpoint), ignore_errors=True)
             _adopt(paths, session)
             return finish(operation.id, "undone", State.RUNNING, error=error)
         case Outcome.RUNNING_COMPLETED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -14,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, files, files_kept, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
-from torpor.errors import Conflict, IntegrityError, NotFound, PreflightRefused, StoreError
+from torpor.errors import Conflict, PreflightRefused, StoreError
 from torpor.model import Checkpoint, InputOutput, OperationKind, ProcessId, State
-from torpor.sessions import compatibility
 from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
+from torpor.sessions.files_saved import FilesSaved
 from torpor.store import Manifest, Object
 
 QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in flight
@@ -46,7 +45,7 @@ class Saving:
         self._id = "c-" + secrets.token_hex(6)
         self._writer = context.store.writer()
         self._dump: Dump | None = None
-        self._kept: files_kept.FileKeeper | None = None
+        self._files_begun: list[FilesSaved] = []
         self._committed = False
         self._manifest: Manifest | None = None
         self._watch = Stopwatch()
@@ -97,8 +96,8 @@ class Saving:
             wake_stopped(self._init)
         if self._committed:
             self._context.store.delete(self._context.session.id, self._id)
-        if self._kept is not None:
-            self._kept.undo()
+        for files in self._files_begun:
+            files.undo()
         self._writer.abort()
 
     def _quiesce(self) -> None:
@@ -148,8 +147,9 @@ class Saving:
             )
         self._held = self._ask_keeper()
         self._affinities = affinity.of_tree(self._init.pid)
-        self._kept = self._file_keeper()
-        self._kept.keep(self._survey())
+        self._files = FilesSaved(context, self._init, self._id, self._writer.put)
+        self._files_begun.append(self._files)
+        self._files.begin()
         context.registry.note_checkpoint(context.operation.id, self._id)
         self._watch.lap("preflight")
 
@@ -171,7 +171,7 @@ class Saving:
             user=(context.session.uid, context.session.caller.gid),
         )
         self._shared_memory = self._dump.stream()
-        self._record_files()
+        self._files.frozen(pin=self._hibernate)
         self._watch.lap("transfer")
         if not self._hibernate:
             self._watch.seconds["freeze"] = round(self._dump.let_go(), 4)
@@ -193,8 +193,7 @@ class Saving:
         tree = self._shared_memory
         objects["shm"] = an_object(tree.ids, tree.lengths, msgspec.msgpack.encode(tree.nodes))
         objects["images"] = self._images
-        if self._kept is not None:
-            objects |= self._kept.objects
+        objects |= self._files.objects
         self._manifest = Manifest(
             site=context.store.key_id,
             key_id=context.store.key_id,
@@ -288,37 +287,12 @@ class Saving:
             "host": msgspec.to_builtins(compat.this_host(context.criu.version)),
             "held": self._held,
             "affinities": self._affinities,
-            "files": compatibility.write_files(self._files, self._mounts),
+            "files": self._files.record(),
             "page_size": PAGE,
             "resident": self._resident,
             "kernel_state": msgspec.to_builtins(session.kernel),
             "seconds": dict(self._watch.seconds),
         }
-
-    def _survey(self) -> list[files.OpenFile]:
-        return files.survey(self._init.pid, ours=self._context.paths.session(self._context.session.id))
-
-    def _record_files(self) -> None:
-        """The tree is frozen: what it has open now is what counts, and little of it has changed since preflight."""
-        assert self._kept is not None
-        self._files = self._survey()
-        self._mounts = files.mounts(self._init.pid)
-        self._kept.keep(self._files)
-        if self._hibernate:
-            self._kept.pin(self._files)
-
-    def _file_keeper(self) -> files_kept.FileKeeper:
-        """One that knows what the last checkpoint kept, if that is known to be whole."""
-        context = self._context
-        pins = compatibility.pins(context.paths, context.session.id, self._id)
-        files_kept.release_nameless(pins.parent)
-        for checkpoint in context.registry.checkpoints(context.session.id)[:1]:
-            if checkpoint.verified is not None:
-                with contextlib.suppress(NotFound, IntegrityError):
-                    parent = context.store.manifest(context.session.id, checkpoint.id)
-                    earlier, _ = compatibility.read_files(parent.record)
-                    return files_kept.FileKeeper(self._writer.put, pins, earlier, parent.objects)
-        return files_kept.FileKeeper(self._writer.put, pins, [], {})
 
     def _sizes(self) -> tuple[int, int, int]:
         stats = self._writer.stats
