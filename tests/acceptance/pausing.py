@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.installation import PATIENCE, Installation, eventually, is_alive
 
@@ -23,9 +24,12 @@ def paused(agent: Installation, name: str, kind: str, step: str) -> Iterator[Pro
     """
     session = agent.client.session(name)["id"]
     with agent.registry() as registry, open(agent.home / "command.log", "ab") as log:
+        earlier = registry.last_operation(session)
         command = [sys.executable, "-m", "torpor", kind, name, "--json"]
         with subprocess.Popen(command, env=agent.environment, stdout=log, stderr=log) as asking:
-            operation = eventually(lambda: registry.last_operation(session), lambda last: has_paused(last, kind, step))
+            operation = eventually(
+                lambda: registry.last_operation(session), lambda last: last != earlier and has_paused(last, step)
+            )
             assert operation is not None
             assert operation.worker is not None
             yield operation.worker
@@ -36,18 +40,19 @@ def paused(agent: Installation, name: str, kind: str, step: str) -> Iterator[Pro
             asking.wait(PATIENCE)
 
 
-def has_paused(operation: Operation | None, kind: str, step: str) -> bool:
+def has_paused(operation: Operation | None, step: str) -> bool:
     """Whether the worker of this operation waits after this step."""
-    if operation is None or operation.kind != kind or operation.worker is None:
+    if operation is None or operation.worker is None:
         return False
-    if step == operation.steps[-1] and operation.ended is None:
-        return False
-    return (step in operation.done or step == operation.steps[-1]) and _waits_for_a_signal(operation.worker.pid)
+    reached = operation.ended is not None if step == operation.steps[-1] else step in operation.done
+    return reached and _waits_for_a_signal(operation.worker.pid)
 
 
 def _waits_for_a_signal(pid: int) -> bool:
-    with open(f"/proc/{pid}/wchan") as file:
-        return "sigtimedwait" in file.read()
+    try:
+        return "sigtimedwait" in Path(f"/proc/{pid}/wchan").read_text()
+    except FileNotFoundError:
+        return False
 
 
 def go_on(process: ProcessId) -> None:

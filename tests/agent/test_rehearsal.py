@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,25 @@ def test_what_somebody_else_changed_is_told_before_it_is_copied(agent: Installat
     agent.operate("held", "resume")
     assert len(os.listdir(folder)) == 2
     assert "note:" in agent.torpor("show", "held").stdout
+
+
+LISTENER = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_port_that_is_taken_is_told(agent: Installation) -> None:
+    agent.run(PYTHON, "-c", LISTENER, name="held")
+    port = int(agent.wait_for_output("held", "\n"))
+    agent.operate("held", "hibernate")
+    with socket.create_server(("127.0.0.1", port)):
+        (reason,) = agent.client.compatibility("held")["reasons"]
+        assert reason == f"It listened on port {port} of 127.0.0.1, which is in use now."
+    assert agent.client.compatibility("held")["compatible"]
 
 
 def test_a_running_session_has_nothing_to_rehearse(agent: Installation) -> None:

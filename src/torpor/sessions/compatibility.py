@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import compat, files, files_fate
+from torpor.engine import compat, files, files_fate, images, ports
 from torpor.engine.criu_binary import Version, require_criu
 from torpor.engine.files import Mount, OpenFile
 from torpor.engine.files_fate import Fate, Judged
 from torpor.engine.files_kept import OBJECT
-from torpor.errors import Incompatible
+from torpor.errors import Incompatible, IntegrityError
 from torpor.model import Checkpoint, Session
 from torpor.paths import Paths
 from torpor.store import Manifest, Store
@@ -63,15 +63,17 @@ def rehearse(paths: Paths, session: Session, checkpoint: Checkpoint, newer: list
     """
     with Store.open(paths.store, paths.site_key.read_bytes()) as store:
         manifest = store.manifest(session.id, checkpoint.id)
+        taken = ports.taken(_open_descriptors(store, manifest))
     found = examine(paths, session, manifest, require_criu(paths).version)
     lost = lost_seconds(session, checkpoint, newer)
+    reasons = found.reasons + [f"It listened on port {one}, which is in use now." for one in taken]
     copies = [one.file.name for one in found.judged if one.fate is Fate.COPY]
     return {
         "session": session.id,
         "checkpoint": checkpoint.id,
         "created": checkpoint.created,
-        "compatible": not found.reasons,
-        "reasons": found.reasons,
+        "compatible": not reasons,
+        "reasons": reasons,
         "notes": found.notes
         + [f"{name} was changed by somebody else: it is left alone, and copied." for name in copies],
         "lost_seconds": lost,
@@ -117,6 +119,19 @@ def loss(checkpoint: Checkpoint, seconds: float) -> str:
     """The loss as a sentence."""
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(checkpoint.created))
     return f"What it did in the {spoken_duration(seconds)} after its checkpoint of {made} is lost."
+
+
+def _open_descriptors(store: Store, manifest: Manifest) -> bytes:
+    """CRIU's image of all open descriptors."""
+    stored = manifest.objects["images"]
+    content = memoryview(bytearray(stored.size))
+    store.read_into(stored.ids(), content, stored.lengths)
+    offset = 0
+    for name, size in msgspec.msgpack.decode(stored.meta, type=list[tuple[str, int]]):
+        if name == images.FILES:
+            return bytes(content[offset : offset + size])
+        offset += size
+    raise IntegrityError(f"Checkpoint {manifest.checkpoint} has no image of open files.")
 
 
 def lost_seconds(session: Session, checkpoint: Checkpoint, newer: list[Checkpoint]) -> float:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, filetree, images, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, ports, private_mounts, procfs, terminals
 from torpor.engine.files_kept import OBJECT
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
-from torpor.errors import IntegrityError, NotFound
+from torpor.errors import Conflict, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
 from torpor.sessions import compatibility
 from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
@@ -140,6 +140,7 @@ class Resuming:
     def _lay_out_authenticated(self) -> None:
         with self._trusting():
             self._lay_out()
+        self._require_free_ports()
 
     def _lay_out(self) -> None:
         context, manifest = self._context, self._manifest
@@ -159,6 +160,16 @@ class Resuming:
         tree = manifest.objects["shm"]
         nodes = msgspec.msgpack.decode(tree.meta, type=list[filetree.Node])
         filetree.lay_out(self._shared_memory, nodes, tree.ids(), tree.lengths, read)
+
+    def _require_free_ports(self) -> None:
+        taken = ports.taken((self._context.scratch / images.FILES).read_bytes())
+        if taken:
+            name = self._context.session.name
+            raise Conflict(
+                f"Session {name} is not resumed: it listened on port {', '.join(taken)}, which is in use now.",
+                safe="Nothing was started.",
+                hint=f"See who listens with `ss -ltnp`; when the port is free: torpor resume {name}",
+            )
 
     def _restore_tree(self) -> None:
         context = self._context
