@@ -5,11 +5,11 @@
 idle_after = "30m"         # since the last use
 action = "hibernate"       # or "none"
 unattended = "hibernate"   # or "none": commands that neither a cell nor a key wakes; `--idle-after` opts one in again
-on_failure = "none"        # or "resume": a command that fails goes on from its last checkpoint by itself
 cpu_threshold = 0.02       # fraction of one core
 cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy
 retry_after = "10m"        # after a refused or failed attempt
+on_failure = "none"        # or "resume": a command that fails goes on from its last checkpoint by itself
 ```
 """
 
@@ -37,11 +37,11 @@ class Policy(msgspec.Struct, frozen=True):
     idle_after: float = 1800.0
     action: str = "hibernate"
     unattended: str = "hibernate"
-    on_failure: str = "none"
     cpu_threshold: float = 0.02
     cpu_window: float = 60.0
     stale_after: float = 90.0
     retry_after: float = 600.0
+    on_failure: str = "none"
 
     def limit(self, own: float | None) -> float:
         """Seconds of idleness after which a session is due: its `own` limit, or this policy's."""
@@ -148,11 +148,11 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "idle_after": _duration,
     "action": _action,
     "unattended": _action,
-    "on_failure": _on_failure,
     "cpu_threshold": _fraction,
     "cpu_window": _duration,
     "stale_after": _duration,
     "retry_after": _duration,
+    "on_failure": _on_failure,
 }
 
 
