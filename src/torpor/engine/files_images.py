@@ -51,16 +51,15 @@ class Rewrite:
 
 def rewrite(folder: Path, wanted: Mapping[bytes, Rewrite]) -> None:
     """Changes the images in `folder`. Files that have no name already are not touched. Raises OSError."""
-    remap = folder / REMAP
-    remaps = remap.read_bytes() if remap.exists() else struct.pack("<II", IMG_COMMON_MAGIC, REMAP_MAGIC)
-    nameless = {dict(fields_of(body))[ID] for body in entries_of(remaps)}
+    remaps = _remaps(folder)
+    without_name = {dict(fields_of(body))[ID] for body in entries_of(remaps)}
     ghosts: dict[bytes, int] = {}
     content = (folder / FILES).read_bytes()
     parts = [content[:8]]
     for body in entries_of(content):
         facts = _regular(body)
         name = facts.get(NAME)
-        change = wanted.get(name) if isinstance(name, bytes) and facts[ID] not in nameless else None
+        change = wanted.get(name) if isinstance(name, bytes) and facts[ID] not in without_name else None
         if change is None or not isinstance(name, bytes):
             parts.append(entry(body))
             continue
@@ -72,7 +71,14 @@ def rewrite(folder: Path, wanted: Mapping[bytes, Rewrite]) -> None:
             remaps += entry(packed([(1, facts[ID]), (2, ghosts[name]), (3, GHOST)]))
     (folder / FILES).write_bytes(b"".join(parts))
     if ghosts:
-        remap.write_bytes(remaps)
+        (folder / REMAP).write_bytes(remaps)
+
+
+def nameless(folder: Path) -> set[bytes]:
+    """The last names of everything that had none any more when it was saved: CRIU makes it anew, and removes it."""
+    ids = {dict(fields_of(body))[ID] for body in entries_of(_remaps(folder))}
+    found = [_regular(body) for body in entries_of((folder / FILES).read_bytes())]
+    return {_bytes(facts[NAME]) for facts in found if facts.get(ID) in ids}
 
 
 def drop_mounts(folder: Path, here: Collection[str]) -> None:
@@ -90,6 +96,11 @@ def drop_mounts(folder: Path, here: Collection[str]) -> None:
         if gone:
             kept = [entry(body) for body, facts in mounts if facts[MOUNT_ID] not in gone]
             image.write_bytes(b"".join([content[:8], *kept]))
+
+
+def _remaps(folder: Path) -> bytes:
+    path = folder / REMAP
+    return path.read_bytes() if path.exists() else struct.pack("<II", IMG_COMMON_MAGIC, REMAP_MAGIC)
 
 
 def _bytes(value: Field) -> bytes:

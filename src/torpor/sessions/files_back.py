@@ -34,6 +34,7 @@ class FilesBack:
         self._paths, self._session, self._store, self._manifest = paths, session, store, manifest
         self._judged = verdict.judged
         self._made: list[tuple[bytes, int]] = []
+        self._nameless: set[bytes] = set()
         self._expected: dict[bytes, tuple[int, int]] = {}
 
     def prepare(self, images: Path) -> None:
@@ -41,6 +42,7 @@ class FilesBack:
 
         Raises Incompatible when somebody was faster, IntegrityError when a stored copy is damaged, and OSError.
         """
+        self._nameless = files_images.nameless(images)
         wanted = {}
         for one in self._judged:
             change = self._change(one)
@@ -58,6 +60,8 @@ class FilesBack:
         for found in files.survey(init_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
             if found.path == b"/" or found.path.startswith(os.fsencode(self._paths.scratch)):
                 continue  # nobody can exchange these; CRIU's own descriptors are still open beside the session's
+            if found.kind == "folder" and found.path in self._nameless:
+                continue  # CRIU made it a moment ago, and refuses a name that is taken
             if self._expected.get(found.path) != (found.dev, found.ino):
                 raise Conflict(
                     f"{found.name} was exchanged while session {self._session.name} was being resumed.",
