@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, private_mounts
+from torpor.engine import images, private_mounts, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
 from torpor.engine.pagestream import PAGE, SEGMENT, Entry, PageObject, SegmentPool
@@ -20,8 +19,6 @@ ARGUMENTS = (
     *("--restore-detached", "--tcp-close", "--ext-unix-sk", "--file-locks", "--link-remap"),
     *("--manage-cgroups=ignore", "--auto-dedup", "--external", "mnt[]:m"),
 )
-YARDS = ".criu.mntns.*"  # in /tmp, whatever TMPDIR says (criu/mount.c)
-CLOCK_STEP = 0.1  # seconds that the times of files lag behind the clock
 READERS = 3  # one waits for the disk while two cores hash
 
 Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
@@ -59,7 +56,6 @@ class Restore:
     ) -> None:
         """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
         private_mounts.bind_root(root)
-        self._started = time.time()
         self._restored: int | None = None
         self._run = CriuRun(
             criu,
@@ -97,7 +93,7 @@ class Restore:
             with contextlib.suppress(ProcessLookupError):  # CRIU has ended it
                 signal.pidfd_send_signal(self._restored, signal.SIGKILL)
             self._forget_restored()
-        _remove_yards(self._started)
+        yards.remove_abandoned()
         if keep_log is not None:
             self._run.keep_log(keep_log)
 
@@ -117,23 +113,6 @@ def empty_object(name: str, entries: bytes) -> PageObject:
 def present_bytes(entries: Sequence[Entry]) -> int:
     """Bytes of pages that a pagemap says are in its pages image."""
     return sum(entry.pages for entry in entries if entry.flags & 4) * PAGE
-
-
-def _remove_yards(since: float) -> None:
-    """Removes the empty folder in which a CRIU that was killed had assembled mounts; one that is in use is left."""
-    for yard in Path("/tmp").glob(YARDS):
-        with contextlib.suppress(OSError):  # not empty, or gone
-            if yard.stat().st_ctime >= since - CLOCK_STEP and not _is_mounted(yard):
-                yard.rmdir()
-
-
-def _is_mounted(folder: Path) -> bool:
-    """Whether any process of the node sees something mounted there."""
-    for table in Path("/proc").glob("[0-9]*/mountinfo"):
-        with contextlib.suppress(OSError):  # the process has ended
-            if f" {folder} " in table.read_text(errors="replace"):
-                return True
-    return False
 
 
 def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:

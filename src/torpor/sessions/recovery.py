@@ -8,7 +8,7 @@ import select
 import shutil
 import time
 
-from torpor.engine import keeper_client, procfs, trees
+from torpor.engine import keeper_client, procfs, trees, yards
 from torpor.errors import Conflict, IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -57,6 +57,8 @@ def _settle(operation: Operation, *, end_at_once: bool) -> None:
         if end_at_once or (is_criu and not _ends(process, PATIENCE)):
             trees.end(process.pid)
             _ends(process, PATIENCE)
+    if operation.kind is OperationKind.RESUME:
+        yards.remove_abandoned()
 
 
 def _finish(
