@@ -349,6 +349,7 @@ def test_a_mount_that_the_session_does_not_use_may_go(stage: Stage, folder: Path
 def test_a_second_checkpoint_reads_no_file_again(stage: Stage, folder: Path) -> None:
     data = folder / "data"
     data.write_bytes(os.urandom(8 << 20))
+    os.utime(data, (1, 1))
     session = stage.start(MAPPED, str(data))
     stage.wait_for_output(session, lambda lines: len(lines) >= 2)
     first = stage.run(session, OperationKind.CHECKPOINT).result
@@ -422,6 +423,42 @@ def test_a_notebook_is_edited(stage: Stage, folder: Path) -> None:
     lines, operation = wake(stage, session)
     assert set(lines) == set(before)
     assert notes(operation) == []
+
+
+SHARER = """
+import mmap, os, sys, time
+opened = os.open(sys.argv[1], os.O_RDWR)
+mapped = mmap.mmap(opened, 0)
+os.close(opened)
+number = 0
+while True:
+    number += 1
+    mapped[:8] = b"%08d" % number
+    print(number, mapped[:8] == b"%08d" % number, flush=True)
+    time.sleep(0.001)
+"""
+
+
+def test_what_is_written_through_a_mapping_is_kept_as_it_was_last(stage: Stage, folder: Path) -> None:
+    """Such writes leave the time of the file as it is, so that nothing tells that it was changed."""
+    data = folder / "data"
+    data.write_bytes(bytes(1 << 16))
+    session = stage.start(SHARER, str(data))
+    stage.wait_for_output(session, lambda lines: len(lines) >= 2)
+    stage.run(session, OperationKind.CHECKPOINT)
+    stage.run(stage.session(session), OperationKind.HIBERNATE)
+    last = int(data.read_bytes()[:8])
+    assert int(stage.output(session)[-1].split()[0]) in (last, last - 1)
+    replaced(data)
+    worker = stage.begin(stage.session(session), OperationKind.RESUME, pause_after="restore")
+    worker.wait_for_pause()
+    (copy,) = folder.glob("data.torpor-one-*")
+    assert int(copy.read_bytes()[:8]) == last
+    worker.go_on()
+    worker.wait()
+    stage.wait_for_output(session, lambda lines: int(lines[-1].split()[0]) > last)
+    assert int(copy.read_bytes()[:8]) > last
+    assert data.read_bytes() == b"quite another content"
 
 
 TWO = """

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from torpor.engine.plain_paths import open_plain
 from torpor.store import Object
 
 STORED_UP_TO = 64 << 20  # bytes of one file
+STILL = 2.0  # seconds since the last change, after which the next one shows in a file's time
 FICLONE = 0x40049409
 OBJECT = "files/"
 CLONE, LINK = "clone-", "link-"  # how the name of a pinned file begins: a copy of its own, or another name
@@ -37,13 +39,14 @@ class FileKeeper:
     """Keeps files for one checkpoint; `objects` are those that its manifest must name."""
 
     def __init__(self, put: Put, pins: Path, earlier: Iterable[OpenFile], objects: Mapping[str, Object]) -> None:
-        """`earlier` and `objects` are of a verified checkpoint of the same session: what did not change is not read
-        again. `pins` is the folder of this checkpoint's pinned files, made when it is needed."""
+        """`earlier` (settled ones) and `objects` are of a verified checkpoint of the same session: what did not change
+        is not read again. `pins` is the folder of this checkpoint's pinned files, made when it is needed."""
         self.objects: dict[str, Object] = {}
         self._put = put
         self._pins = pins
         self._earlier_objects = objects
         self._known: dict[Identity, OpenFile] = {one.identity: one for one in earlier if one.kept or one.build_id}
+        self._started = time.time()
         self._buffer = memoryview(bytearray(min(SEGMENT, STORED_UP_TO)))
 
     def keep(self, files: Iterable[OpenFile]) -> None:
@@ -59,7 +62,8 @@ class FileKeeper:
                     self._store(file, opened)
                 else:
                     file.build_id = build_id(opened)
-            self._known[file.identity] = file
+            if is_settled(file, self._started):
+                self._known[file.identity] = file
 
     def pin(self, files: Iterable[OpenFile]) -> None:
         """Sets `pinned` of each mapped file that was too large to be kept, where pinning it is possible."""
@@ -109,6 +113,14 @@ class FileKeeper:
             else:
                 _link(opened, self._pins / (LINK + name))
                 file.pinned = LINK + name
+
+
+def is_settled(file: OpenFile, read: float) -> bool:
+    """Whether a file that was read at that time (seconds since the epoch) is the same while its facts are.
+
+    A change right after another may leave the time of the change as it is, and one through a mapping often does.
+    """
+    return not (file.use.mapped and file.use.writes) and file.mtime_ns < (read - STILL) * 1e9
 
 
 def release_nameless(pins: Path) -> None:

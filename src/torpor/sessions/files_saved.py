@@ -14,6 +14,8 @@ from torpor.sessions import compatibility
 from torpor.sessions.executor import Context
 from torpor.store import Object
 
+FROZEN = 60.0  # seconds by which a checkpoint's files may have been read before it was made
+
 
 class FilesSaved:
     """The files of one checkpoint: `begin` while the session runs, `frozen` while it does not, `undo` if it fails."""
@@ -62,5 +64,6 @@ class FilesSaved:
                 with contextlib.suppress(NotFound, IntegrityError):
                     parent = context.store.manifest(context.session.id, checkpoint.id)
                     earlier, _ = compatibility.read_files(parent.record)
-                    return FileKeeper(self._put, self._pins, earlier, parent.objects)
+                    settled = [one for one in earlier if files_kept.is_settled(one, parent.created - FROZEN)]
+                    return FileKeeper(self._put, self._pins, settled, parent.objects)
         return FileKeeper(self._put, self._pins, [], {})
