@@ -456,7 +456,10 @@ def test_what_is_written_through_a_mapping_is_kept_as_it_was_last(stage: Stage, 
     assert int(copy.read_bytes()[:8]) == last
     worker.go_on()
     worker.wait()
-    stage.wait_for_output(session, lambda lines: int(lines[-1].split()[0]) > last)
+    operation = stage.registry.operation(worker.operation.id)
+    assert operation.outcome == "completed", operation.error
+    seen = len(stage.output(session))
+    stage.wait_for_output(session, lambda lines: len(lines) > seen + 2)
     assert int(copy.read_bytes()[:8]) > last
     assert data.read_bytes() == b"quite another content"
 
