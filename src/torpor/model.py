@@ -135,6 +135,7 @@ class Session(msgspec.Struct):
     quiesced_version: int = 0  # the `hibernating` version that the relay answered last
     quiesced_ok: bool = False  # its answer: nothing is in flight
     quiesced_reason: str = ""  # its sentence when something is
+    outside: bool = False  # adopted, and its processes still run where they were started: not in namespaces of its own
 
 
 class Operation(msgspec.Struct):

@@ -7,6 +7,7 @@ those of CRIU's `images/pagemap.proto` (MIT) and `criu/include/magic.h`.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,9 @@ FILES = "files.img"
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
+CLOCKS = "timens-0.img"
+PROCESSES = "pstree.img"
+PID, GROUP, SESSION, THREAD = 1, 3, 4, 5  # fields of an entry of PROCESSES
 
 
 def small_images(folder: Path) -> Iterator[Path]:
@@ -63,17 +67,54 @@ def parse_object_name(name: str) -> PageObject:
     return PageObject(TYPE_TASK if kind == "task" else TYPE_TASK + 1, int(image_id))
 
 
+def process_ids(processes: bytes) -> set[int]:
+    """Every number that PROCESSES gives to a process, a thread, a job or a session."""
+    numbers = {PID, GROUP, SESSION, THREAD}
+    fields = (field for entry in _entries(processes) for field in _fields(entry))
+    return {int(value) for number, value in fields if number in numbers} - {0}
+
+
+def clocks(image: bytes) -> list[tuple[int, int, int]]:
+    """What the clocks of CLOCKS showed: the clock's number, seconds, nanoseconds. Nothing when the kernel told none."""
+    found = []
+    for entry in _entries(image):
+        numbers = {1: time.CLOCK_MONOTONIC, 2: time.CLOCK_BOOTTIME}
+        for number, value in _fields(entry):
+            assert isinstance(value, bytes)
+            moment = dict(_fields(value))
+            found.append((numbers[number], int(moment[1]), int(moment[2])))
+    return found
+
+
+def root_pid(processes: bytes) -> int:
+    """The number of the tree's first process."""
+    return int(dict(_fields(next(_entries(processes))))[PID])
+
+
+def with_own_session(processes: bytes) -> bytes:
+    """PROCESSES of a tree whose root belonged to the job or session of a shell outside: it gets its own.
+
+    The root comes first. What shared the job or session of the root goes with it.
+    """
+    entries = list(_entries(processes))
+    root = dict(_fields(entries[0]))
+    inside = {dict(_fields(entry))[PID] for entry in entries}
+    replaced = {number: {root[number]: root[PID]} if root[number] not in inside else {} for number in (GROUP, SESSION)}
+    parts = [processes[:8]]
+    for entry in entries:
+        fields = ((number, replaced.get(number, {}).get(value, value)) for number, value in _fields(entry))
+        parts.append(_message(b"".join(_any(number, value) for number, value in fields)))
+    return b"".join(parts)
+
+
 def rearm_timers(files: bytes) -> bytes:
     """FILES with every periodic timer descriptor going on that had expired, and was not read, when it was saved.
 
     Such a timer starts its next period when it is read, and until then the kernel shows no time left; CRIU takes that
     for a timer which is not set, and after the read of what had expired it would never expire again.
     """
-    parts, position = [files[:8]], 8
-    while position < len(files):
-        (size,) = struct.unpack_from("<I", files, position)
-        entry = files[position + 4 : position + 4 + size]
-        position += 4 + size
+    parts = [files[:8]]
+    for entry in _entries(files):
         if entry.startswith(IS_TIMER):
             entry = b"".join(
                 _any(number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
@@ -99,6 +140,15 @@ def _rearmed(timer: bytes) -> bytes:
     waits = values.get(EXPIRED) != 0 and not any(values.get(number) for number in VALUE)
     source = dict(zip(VALUE, INTERVAL, strict=True)) if waits else {}
     return b"".join(_any(number, values[source.get(number, number)]) for number, _ in fields)
+
+
+def _entries(image: bytes) -> Iterator[bytes]:
+    """The messages of an image: a size before each."""
+    position = 8
+    while position < len(image):
+        (size,) = struct.unpack_from("<I", image, position)
+        yield image[position + 4 : position + 4 + size]
+        position += 4 + size
 
 
 def _message(body: bytes) -> bytes:

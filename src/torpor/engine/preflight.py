@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torpor.engine import procfs
+from torpor.engine import procfs, surroundings
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
@@ -26,12 +26,13 @@ UNSAVABLE = {
 NESTABLE = ("pid", "mnt", "user", "net", "ipc", "uts")
 
 
-def objections(init_pid: int, terminal: str | None = None) -> list[str]:
+def objections(init_pid: int, terminal: str | None = None, *, around: dict[str, str] | None = None) -> list[str]:
     """One sentence for each thing below `init_pid` that cannot be saved; empty when nothing stands against it.
 
-    `terminal` is the session's own terminal, whose other end is outside the tree.
+    `terminal` is the session's own terminal, whose other end is outside the tree. `around` are the node's
+    namespaces for an adopted tree that still runs in them.
     """
-    found: list[str] = []
+    found = surroundings.objections(init_pid, around) if around else surroundings.unix_objections(init_pid)
     device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):

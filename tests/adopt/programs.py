@@ -1,0 +1,75 @@
+"""A program started outside of Torpor, with its output in a file, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.installation import eventually
+
+from torpor.engine import procfs
+from torpor.model import ProcessId
+
+PYTHON = "/usr/bin/python3"
+
+
+class Program:
+    """One such program; `stdin`, `stdout` are descriptors in place of nothing and the output file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        argv: tuple[str, ...],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        own_session: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._log = folder / "output"
+        with open(self._log, "ab") as log:
+            self.process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=log if stdout is None else stdout,
+                stderr=log if stdout is None else stdout,
+                cwd=folder,
+                start_new_session=own_session,
+                env={**os.environ, **(env or {})},
+            )
+        self.pid = self.process.pid
+
+    @property
+    def output(self) -> list[str]:
+        """Lines printed so far."""
+        return self._log.read_text().splitlines()
+
+    def printed(self, line: str) -> None:
+        """Waits until it has printed a line."""
+        eventually(lambda: self.output, lambda lines: line in lines)
+
+    def tree(self) -> list[ProcessId]:
+        """It and everything below it."""
+        boot = procfs.boot_id()
+        return [ProcessId(*procfs.identify(pid), boot) for pid in procfs.tree(self.pid)]
+
+    def close(self) -> None:
+        """kill -9 to whatever still runs of it where it was started."""
+        for process in self.tree() if self.process.poll() is None else ():
+            procfs.kill(process)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def occupy(pid: int) -> subprocess.Popen[bytes]:
+    """Another process that has this number from now on, on the node. The number must be free."""
+    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+        last.write(str(pid - 1))
+        last.flush()
+        return subprocess.Popen(["sleep", "1000"])
