@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 GIB = 1 << 30
+SHOWN = 10  # samples of a figure in the table; JSON has all of them
 
 Sample = Mapping[str, float]
 
@@ -57,7 +58,10 @@ class Report:
             print(f"  {name:{width}}  {value:10.3f}  (ratio of medians)")
         print()
         for name, values in self.raw.items():
-            print(f"  {name:{width}}  {median(values):10.4g}  median of {' '.join(f'{value:.4g}' for value in values)}")
+            shown = values if len(values) <= SHOWN else sorted(values)[:: len(values) // (SHOWN - 1)]
+            samples = " ".join(f"{value:.4g}" for value in shown)
+            kind = "" if shown is values else f"{len(values)}, from the least to the most: "
+            print(f"  {name:{width}}  {median(values):10.4g}  median of {kind}{samples}")
         print("\n  machine: " + ", ".join(f"{name} {value}" for name, value in facts.items()))
 
 
@@ -74,7 +78,8 @@ def interleave(rounds: int, report: Report, *contenders: tuple[str, Callable[[],
     """Every contender once a round, in turns the other way round, so that drift and order hit all alike."""
     for number in range(rounds):
         for who, run in contenders if number % 2 == 0 else reversed(contenders):
-            print(f"round {number + 1} of {rounds}: {who}", file=sys.stderr, flush=True)
+            if rounds <= SHOWN:
+                print(f"round {number + 1} of {rounds}: {who}", file=sys.stderr, flush=True)
             report.add(who, run())
 
 

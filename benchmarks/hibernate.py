@@ -17,7 +17,7 @@ def main() -> None:
         with a_session(size) as memory:
             wall, result = memory.operate(OperationKind.HIBERNATE)
         seconds = result["seconds"]
-        durable = wall - seconds["total"] + seconds["preflight"] + seconds["transfer"] + seconds["durable"]
+        durable = wall - seconds["total"] + sum(seconds[lap] for lap in ("preflight", "buffers", "transfer", "durable"))
         return {
             "seconds until durable": durable,
             "seconds until verified": durable + seconds["verify"],

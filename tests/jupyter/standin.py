@@ -6,6 +6,7 @@ clients, relay and kernel. The real agent is used in test_relay_with_agent.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -137,8 +138,9 @@ class StandInAgent:
             self._set(session, "running")
 
     def end(self, session: StandInSession) -> None:
-        os.killpg(session.process.pid, signal.SIGTERM)
-        os.killpg(session.process.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session.process.pid, signal.SIGTERM)
+            os.killpg(session.process.pid, signal.SIGCONT)
         self.wait_for(session, "ended")
 
     def _wait(self, session: StandInSession) -> None:

@@ -23,7 +23,8 @@ def asleep(kernel: Kernel, agent: StandInAgent) -> Kernel:
 def test_a_cell_wakes_the_kernel(asleep: Kernel, agent: StandInAgent) -> None:
     answer = run(asleep.client, "print('awake'); x + 1")
     assert (answer.stdout, answer.result) == ("awake\n", "42")
-    assert agent.only.answered == agent.only.version
+    with agent.changed:
+        assert agent.changed.wait_for(lambda: agent.only.answered == agent.only.version, 10)
     assert agent.only.calls.count("resume") == 1
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 
 import pytest
+import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
+from tests.installation import eventually
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.standin import StandInAgent
 from tests.jupyter.talk import collect, run, send
@@ -117,6 +120,21 @@ def test_a_forced_restart_gives_a_fresh_kernel_too(kernel: Kernel, agent: StandI
     assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
 
 
+def test_a_kernel_that_is_interrupted_and_then_killed_was_not_wanted(kernel: Kernel, agent: StandInAgent) -> None:
+    """As Jupyter does with a kernel that is to be killed, when the provisioner is another one."""
+    run(kernel.client, "kept = 1")
+    relay = kernel.manager.provisioner.process
+    relay.send_signal(signal.SIGINT)
+    (note,) = agent.home.glob("jupyter_runtime_dir/*.torpor/relay.json")
+    eventually(lambda: json.loads(note.read_text() or "{}").get("interrupted"), bool)
+    relay.kill()
+    relay.wait()
+    kernel.manager.start_kernel()
+    kernel.client.wait_for_ready(timeout=60)
+    assert run(kernel.client, "'kept' in globals()").result == "False"
+    assert [session.state for session in agent.sessions.values()] == ["ended", "running"]
+
+
 def test_shutdown_ends_kernel_and_relay(kernel: Kernel, agent: StandInAgent) -> None:
     relay = kernel.manager.provisioner.process
     kernel.manager.shutdown_kernel()
@@ -182,6 +200,20 @@ def test_unsigned_messages_are_dropped(kernel: Kernel) -> None:
     answer = run(kernel.client, "'broken' in globals()")
     assert answer.result == "False"
     assert request not in [m["parent_header"].get("msg_id") for m in answer.published]
+
+
+def test_a_subscriber_is_welcomed_as_the_kernel_does(kernel: Kernel) -> None:
+    context = zmq.Context()
+    socket = context.socket(zmq.SUB)
+    try:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(kernel.manager._make_url("iopub"))
+        assert socket.poll(10_000)
+        _, frames = kernel.client.session.feed_identities(socket.recv_multipart())
+        welcome = kernel.client.session.deserialize(frames)
+        assert (welcome["msg_type"], welcome["content"]) == ("iopub_welcome", {"subscription": ""})
+    finally:
+        context.destroy(linger=0)
 
 
 def test_an_asyncio_client(kernel: Kernel) -> None:

@@ -68,7 +68,7 @@ class Dump:
         self._pidfd = os.pidfd_open(init.pid)
         if procfs.start_time(init.pid) != init.start_time:
             raise EngineError("The session's first process has gone; there is nothing to save.")
-        self.receiver = PageReceiver(self._ours, put, self._mappings_of, pool)
+        self.receiver = PageReceiver(self._ours, put, self._mappings_of, pool, store_later=leave_running)
         self.started = time.monotonic()
         self._run = CriuRun(
             criu,

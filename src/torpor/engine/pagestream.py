@@ -115,38 +115,49 @@ class _Segment:
 class SegmentPool:
     """Reusable page-aligned buffers of SEGMENT bytes, created on demand up to a limit.
 
-    `memory` may hand in one mapping that was touched before: its pages cost no page fault.
+    `touched` bytes of them are made at once, with their pages: the first touch of memory costs several times as much
+    as a copy, and is better paid before a session is frozen.
     """
 
-    def __init__(self, limit: int, memory: memoryview | None = None) -> None:
+    def __init__(self, limit: int, touched: int = 0) -> None:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        ready = 0 if memory is None else len(memory) // SEGMENT
-        for number in range(ready if memory is not None else 0):
-            assert memory is not None
-            self._free.put(memory[number * SEGMENT : (number + 1) * SEGMENT])
-        self._may_create = max(2, limit // SEGMENT) - ready
+        count = max(2, limit // SEGMENT)
+        ready = min(count, -(-touched // SEGMENT))
+        for _ in range(ready):
+            self._free.put(_new_segment(mmap.MAP_POPULATE))
+        self._may_create = count - ready
 
     def take(self) -> memoryview:
         """A free buffer; waits for one when the limit is reached."""
+        return self.take_now() or self._free.get()
+
+    def take_now(self) -> memoryview | None:
+        """A free buffer, or None when the limit is reached."""
         try:
             return self._free.get_nowait()
         except queue.Empty:
             with self._lock:
                 create = self._may_create > 0
                 self._may_create -= create
-            return memoryview(mmap.mmap(-1, SEGMENT)) if create else self._free.get()
+            return _new_segment() if create else None
 
     def give(self, buffer: memoryview) -> None:
         """Hands a buffer back."""
         self._free.put(buffer)
 
 
+def _new_segment(further_flags: int = 0) -> memoryview:
+    return memoryview(mmap.mmap(-1, SEGMENT, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | further_flags))
+
+
 class PageReceiver:
     """Receives one dump's pages from `connection` and stores them through `put`.
 
     `mappings_of(image_id)` tells the mappings of a task, so that chunks can be cut relative to them.
-    Call `receive` (blocks until CRIU closes the stream), then `finish`.
+    With `store_later` nothing is stored before all is received or the pool is used up: while a session waits frozen
+    only to run on, hashing would take the cores from copying. Call `receive` (blocks until CRIU closes the stream),
+    then `finish`.
     """
 
     def __init__(
@@ -155,6 +166,8 @@ class PageReceiver:
         put: Put,
         mappings_of: Callable[[int], Mappings],
         pool: SegmentPool,
+        *,
+        store_later: bool = False,
         threads: int = 2,
     ) -> None:
         self._connection = connection
@@ -170,6 +183,9 @@ class PageReceiver:
         self._segment: _Segment | None = None
         self._block_end = 0
         self.bytes_received = 0
+        self._may_store = threading.Event()
+        if not store_later:
+            self._may_store.set()
         self._workers = [threading.Thread(target=self._store, daemon=True) for _ in range(threads)]
         for worker in self._workers:
             worker.start()
@@ -198,6 +214,7 @@ class PageReceiver:
 
         Raises whatever `put` raised.
         """
+        self._may_store.set()
         for _ in self._workers:
             self._filled.put(None)
         for worker in self._workers:
@@ -236,7 +253,7 @@ class PageReceiver:
                     self._flush()
                     segment = None
             if segment is None:
-                segment = self._segment = _Segment(self._pool.take(), target=target, number=target.segments)
+                segment = self._segment = _Segment(self._buffer(), target=target, number=target.segments)
                 target.segments += 1
                 self._block_end = blocks.end(vaddr)
             elif vaddr >= self._block_end:
@@ -268,6 +285,13 @@ class PageReceiver:
             self._filled.put(self._segment)
             self._segment = None
 
+    def _buffer(self) -> memoryview:
+        buffer = self._pool.take_now()
+        if buffer is None:
+            self._may_store.set()
+            buffer = self._pool.take()
+        return buffer
+
     def _receive_into(self, view: memoryview) -> None:
         received = 0
         while received < len(view):
@@ -278,6 +302,7 @@ class PageReceiver:
         self.bytes_received += received
 
     def _store(self) -> None:
+        self._may_store.wait()
         while (segment := self._filled.get()) is not None:
             try:
                 if self._failure is None and segment.used:

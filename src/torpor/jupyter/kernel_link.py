@@ -6,8 +6,10 @@ import logging
 import time
 from typing import Any
 
+import zmq
+
 from torpor.jupyter.connection import Connection
-from torpor.jupyter.sockets import KernelSide, send
+from torpor.jupyter.sockets import KernelSide, Socket, send
 from torpor.jupyter.wire import Author, Header, Message
 
 AGAIN_AFTER_REPLY = 0.02  # seconds: a reply came and no status with it, so iopub was not subscribed yet
@@ -24,9 +26,9 @@ class KernelLink:
     kernel's threads print; a kernel that is silent there is asked on shell, too.
     """
 
-    def __init__(self, connection: Connection, author: Author, lease: int) -> None:
+    def __init__(self, connection: Connection, context: zmq.Context[Socket], author: Author, lease: int) -> None:
         self.lease = lease
-        self.side = KernelSide(connection)
+        self.side = KernelSide(connection, context)
         self.proven = False
         self._author = author
         self._asked: dict[str, str] = {}  # ids of the relay's own requests that are not answered -> their type

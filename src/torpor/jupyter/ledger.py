@@ -69,7 +69,7 @@ class Ledger:
             self.comms.clear()  # a comm message that is handled while a cell runs gets no status of its own
             if parent in self.requests:
                 self.idle_since[parent] = time.monotonic()
-            self._forget_small_talk(parent)
+            self.small_talk &= self._all_in_flight()
 
     def connected(self) -> None:
         """Fresh sockets lead to the kernel: nothing that was in flight before can still arrive."""

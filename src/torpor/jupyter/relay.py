@@ -147,6 +147,7 @@ class Relay:
                 self._waking.cancel_cells()
             case Effect.ANSWER if answer := self._memory.answer(message):
                 self._voice.reply(channel, message, *answer)
+                self._ledger.replied(message.header.msg_id)
             case what:
                 self._waking.hold(channel, message, wakes=what is Effect.WAKE)
 

@@ -27,7 +27,7 @@ class ClientSide:
     """The five channels that clients see, bound for the relay's whole life. Heartbeats have their own thread."""
 
     def __init__(self, connection: Connection) -> None:
-        self._context = zmq.Context()
+        self.context = zmq.Context()  # one for both sides: one thread less between a request and its reply
         self._heart_context = zmq.Context()
         self.sockets: dict[str, Socket] = {}
         self._connection = connection
@@ -55,10 +55,10 @@ class ClientSide:
         for socket in self.sockets.values():
             socket.close(linger=LINGER)
         self._heart_context.term()
-        self._context.term()
+        self.context.term()
 
     def _socket(self, channel: str) -> Socket:
-        context = self._heart_context if channel == "hb" else self._context
+        context = self._heart_context if channel == "hb" else self.context
         socket = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
         if channel == "iopub":
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
@@ -83,16 +83,15 @@ class KernelSide:
     is new for every life: a kernel that was restored may still hold the old one for a connection that is dead.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._context = zmq.Context()
+    def __init__(self, connection: Connection, context: zmq.Context[Socket]) -> None:
         identity = uuid.uuid4().hex.encode()
         self.sockets: dict[str, Socket] = {}
         for channel in REQUEST_CHANNELS:
-            socket = self._socket(connection, zmq.DEALER)
+            socket = self._socket(connection, context, zmq.DEALER)
             socket.setsockopt(zmq.ROUTING_ID, identity)
             socket.setsockopt(zmq.SNDHWM, 0)
             self.sockets[channel] = socket
-        iopub = self._socket(connection, zmq.SUB)
+        iopub = self._socket(connection, context, zmq.SUB)
         iopub.setsockopt(zmq.SUBSCRIBE, b"")
         self.sockets["iopub"] = iopub
         self.monitor: Socket = self.sockets["stdin"].get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -109,10 +108,9 @@ class KernelSide:
         self.sockets["stdin"].disable_monitor()
         for socket in (self.monitor, *self.sockets.values()):
             socket.close(linger=0)
-        self._context.term()
 
-    def _socket(self, connection: Connection, kind: int) -> Socket:
-        socket: Socket = self._context.socket(kind)
+    def _socket(self, connection: Connection, context: zmq.Context[Socket], kind: int) -> Socket:
+        socket: Socket = context.socket(kind)
         socket.setsockopt(zmq.RCVHWM, 0)  # what a kernel publishes is never dropped on its way here
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT)
         socket.setsockopt(zmq.LINGER, 0)

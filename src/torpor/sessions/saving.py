@@ -27,6 +27,7 @@ QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in fl
 RELAY_SILENCE = 90.0  # a relay that was not heard for so long is gone
 HIBERNATE_BUFFER = 256 << 20
 CHECKPOINT_BUFFER = 4 << 30
+BUFFER_SLACK = 20  # one in so many bytes of a segment stays empty, because chunks are not split
 SLOWEST_BYTES = 20 << 20  # a dump slower than so many bytes a second is taken for hung
 LEAST_DEADLINE = 60.0
 FREE_DISK = 64 << 20  # must be left on the store's disk beside the session's memory
@@ -151,13 +152,15 @@ class Saving:
 
     def _save_tree(self) -> None:
         context = self._context
+        pool = self._pool()
+        self._watch.lap("buffers")
         self._freeze_started = time.monotonic()
         self._dump = Dump(
             context.criu,
             self._init,
             context.scratch,
             self._put,
-            SegmentPool(self._buffer()),
+            pool,
             leave_running=not self._hibernate,
             deadline=LEAST_DEADLINE + self._resident / SLOWEST_BYTES,
             extra=terminals.dump_arguments(context.session),
@@ -244,12 +247,13 @@ class Saving:
         with closing(KeeperClient(self._context.paths)) as keeper:
             return terminals.keys(self._context.session, keeper)
 
-    def _buffer(self) -> int:
-        """Bytes that may wait in memory: for a checkpoint all of it where there is room, for a short freeze."""
+    def _pool(self) -> SegmentPool:
+        """Memory for what waits to be stored: for a checkpoint all of it where there is room, for a short freeze."""
         if self._hibernate:
-            return HIBERNATE_BUFFER
+            return SegmentPool(HIBERNATE_BUFFER)
         available = compat.this_host(self._context.criu.version).memory_available
-        return max(HIBERNATE_BUFFER, min(CHECKPOINT_BUFFER, available // 3))
+        limit = max(HIBERNATE_BUFFER, min(CHECKPOINT_BUFFER, available // 3))
+        return SegmentPool(limit, touched=self._resident + self._resident // BUFFER_SLACK)
 
     def _store_images(self) -> Object:
         """CRIU's small images, one after another, each cut by itself."""
