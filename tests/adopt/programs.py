@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -68,8 +69,21 @@ class Program:
 
 
 def occupy(pid: int) -> subprocess.Popen[bytes]:
-    """Another process that has this number from now on, on the node. The number must be free."""
-    with open("/proc/sys/kernel/ns_last_pid", "w") as last:
-        last.write(str(pid - 1))
-        last.flush()
-        return subprocess.Popen(["sleep", "1000"])
+    """Another process that has this number on the node from now on.
+
+    The number is free as soon as everything that had it as its job or session has been reaped.
+    """
+
+    def attempt() -> subprocess.Popen[bytes] | None:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1), encoding="ascii")
+        occupant = subprocess.Popen(["sleep", "1000"])
+        if occupant.pid == pid:
+            return occupant
+        occupant.kill()
+        occupant.wait()
+        time.sleep(0.1)
+        return None
+
+    occupant = eventually(attempt, lambda found: found is not None)
+    assert occupant is not None
+    return occupant

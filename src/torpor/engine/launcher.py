@@ -1,10 +1,10 @@
 """Becomes a session: new mount, pid and ipc namespaces, the caller's identity and bounds, then `init.py`.
 
 A script of its own (`python3 -I -S launcher.py SPEC_FD PID_FD REPORT_FD STDIN_FD`), executed by the keeper as root. The
-spec is the keeper's JSON: `launch`, `caller`, `folder`, `terminal`; for a tree that will be restored, also `adopt`,
-`last_pid` (the process number after which the first ones are given out), and `clocks` (what they showed). On PID_FD goes one line of JSON, written by the
-trusted part alone: pid and start time of the session's first process. On REPORT_FD follow notes and either an error
-or, from `init.py`, that it is ready.
+spec is the keeper's JSON: `launch`, `caller`, `folder`, `terminal`; where a tree will be restored that was not started
+here, also `adopt`, `last_pid` (the process number after which the first ones are given out), and `clocks` (what they
+showed). On PID_FD goes one line of JSON, written by the trusted part alone: pid and start time of the session's first
+process. On REPORT_FD follow notes and either an error or, from `init.py`, that it is ready.
 
 Every file that the session will hold open is opened here, inside its own mount namespace: CRIU can save no other.
 """

@@ -46,8 +46,10 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
-        controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
-        of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
+        _, _, session, controlling, foreground = map(int, _lines(pid, "stat")[0].rpartition(")")[2].split()[1:6])
+        of_descriptors = list(
+            _of_descriptors(pid, on_terminal=controlling == terminal, in_foreground=foreground == session)
+        )
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
     yield from of_descriptors
@@ -62,7 +64,7 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
             yield f"is in a {kind} namespace of its own (a container or sandbox inside the session)"
 
 
-def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
+def _of_descriptors(pid: int, *, on_terminal: bool, in_foreground: bool) -> Iterator[str]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed while we looked
             link = os.readlink(f"/proc/{pid}/fd/{fd}")
@@ -73,6 +75,11 @@ def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
                 yield f"has an eventfd in semaphore mode, which CRIU would bring back as a plain one (descriptor {fd})"
             if link == "/dev/tty" and on_terminal:
                 yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
+            elif link == "/dev/tty" and not in_foreground:
+                yield (
+                    f"has /dev/tty open (descriptor {fd}), which CRIU can save only while no other job is in the "
+                    "foreground of that terminal (dash keeps it open, bash and zsh do not)"
+                )
 
 
 def _lines(pid: int, name: str) -> list[str]:

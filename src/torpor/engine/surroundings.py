@@ -14,8 +14,11 @@ from pathlib import Path
 
 from torpor.engine import procfs
 from torpor.engine.unix_partners import UnixSocket, unix_sockets
+from torpor.errors import NotFound
 
 SHARED_MEMORY = "/dev/shm/"
+PSEUDO, FIRST_PSEUDO_MAJOR, PSEUDO_MAJORS = "/dev/pts/", 136, 8
+CONSOLES = ("/dev/tty", "/dev/console", "/dev/hvc")
 STANDARD = {0: "standard input", 1: "standard output", 2: "standard error"}
 REPRODUCED = {"mnt": "mount", "pid": "process", "user": "user", "net": "network", "uts": "host name", "ipc": "IPC"}
 DESKTOP = (("/tmp/.X11-unix/", "the X11 display"), ("@/tmp/.X11-unix/", "the X11 display"), ("bus", "D-Bus"))
@@ -68,8 +71,9 @@ def _identities(root: int, tree: list[int], own: dict[str, str]) -> Iterator[str
         yield "It lives in a changed root folder (chroot), which cannot be reproduced."
     owners = procfs.uids(root)
     for pid in tree:
-        if procfs.uids(pid) - owners:
-            yield f"{_called(pid)} runs as another user; only trees of one user can be adopted."
+        with contextlib.suppress(NotFound):  # it ended while we looked
+            if procfs.uids(pid) - owners:
+                yield f"{_called(pid)} runs as another user; only trees of one user can be adopted."
 
 
 def _supervisor(root: int) -> Iterator[str]:
@@ -86,7 +90,7 @@ def _supervisor(root: int) -> Iterator[str]:
 def _relatives(tree: list[int], others: list[int]) -> Iterator[str]:
     members = set(tree)
     for pid in others:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
             found = procfs.ids(pid)
             if found.session in members or found.group in members:
                 yield (
@@ -98,12 +102,22 @@ def _relatives(tree: list[int], others: list[int]) -> Iterator[str]:
 def _terminals(tree: list[int], opened: Descriptors) -> Iterator[str]:
     own = _own_terminals(tree)
     for link, (pid, fd) in opened.items():
-        outside = link.startswith("/dev/pts/") and link.removeprefix("/dev/pts/") not in own
-        if outside or link.startswith(("/dev/tty", "/dev/console", "/dev/hvc")):
+        terminal = _controlling_terminal(pid) if link == "/dev/tty" else link
+        pseudo = terminal.startswith(PSEUDO) and terminal.removeprefix(PSEUDO).isdecimal()
+        if (pseudo and terminal.removeprefix(PSEUDO) not in own) or terminal.startswith(CONSOLES):
             yield (
                 f"{_called(pid)} has the terminal {link} open ({_of(fd)}), which belongs to another program and would "
                 "be lost. Run it in tmux and adopt the tmux server, or start it with: torpor run"
             )
+
+
+def _controlling_terminal(pid: int) -> str:
+    try:
+        device = procfs.ids(pid).terminal
+    except ProcessLookupError:
+        return ""  # it ended while we looked
+    pseudo = os.major(device) - FIRST_PSEUDO_MAJOR
+    return f"{PSEUDO}{pseudo * 256 + os.minor(device)}" if 0 <= pseudo < PSEUDO_MAJORS else "/dev/console"
 
 
 def _own_terminals(tree: list[int]) -> set[str]:
