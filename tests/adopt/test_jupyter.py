@@ -38,7 +38,11 @@ class Server:
         self.program = start(
             *(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"),
             *(f"--ServerApp.{name}={value}" for name, value in settings.items()),
-            env={"JUPYTER_TOKEN": token, "PATH": os.environ["PATH"], **{place: str(folder / place) for place in places}},
+            env={
+                "JUPYTER_TOKEN": token,
+                "PATH": os.environ["PATH"],
+                **{place: str(folder / place) for place in places},
+            },
         )
         found = eventually(lambda: find_server(folder / "JUPYTER_RUNTIME_DIR", token), lambda lab: lab is not None)
         assert isinstance(found, Lab)
@@ -77,7 +81,9 @@ def test_a_server_comes_back_with_its_kernel(agent: Installation, server: Server
         assert not server.answers()
         agent.operate("lab", "resume")
         eventually(server.answers, bool)
-        said = server.run(kernel, f"value[0] += 1; print(value[0], int(value[1:].sum()), bytes(shared.buf[:4]), {cycle})")
+        said = server.run(
+            kernel, f"value[0] += 1; print(value[0], int(value[1:].sum()), bytes(shared.buf[:4]), {cycle})"
+        )
         assert said == f"{cycle + 1} {sum(range(100_000))} b'here' {cycle}\n"
     server.lab.shut_down(kernel)
     other = server.lab.open_notebook("two.ipynb")

@@ -43,6 +43,8 @@ async def look(node: Node, pid: int, *, asking: tuple[int, int]) -> Found:
     process = _identified(pid)
     _check_owner(pid, asking[1])
     tree = procfs.tree(pid)
+    if not tree or not os.path.lexists(f"/proc/{pid}/exe"):
+        raise UsageError(f"Process {pid} is not a program: it has ended, or belongs to the kernel.")
     _refuse_sessions(node, tree, asking[1])
     _refuse_own(node, tree, asking[0])
     objections = await asyncio.to_thread(preflight.objections, pid, around=procfs.namespaces(node.pid))
@@ -52,7 +54,7 @@ async def look(node: Node, pid: int, *, asking: tuple[int, int]) -> Found:
     if not is_alive(process):
         raise NotFound(f"Process {pid} has just ended.")
     uid = procfs.uid(pid)
-    argv = [_text(argument) for argument in procfs.arguments(pid)]
+    argv = [_text(argument) for argument in procfs.arguments(pid) or [procfs.name(pid)]]
     return Found(pid, argv, _text(cwd), uid, user_name(uid), tree, procfs.rss_bytes(tree), objections)
 
 
@@ -108,8 +110,6 @@ def _check_owner(pid: int, uid: int) -> None:
     owners = procfs.uids(pid)
     if uid != 0 and owners != {uid}:
         raise NotPermitted(f"Process {pid} is not yours.", safe="Nothing was touched.")
-    if not procfs.arguments(pid)[0]:
-        raise UsageError(f"Process {pid} is a thread of the kernel, not a program.")
 
 
 def _refuse_sessions(node: Node, tree: list[int], uid: int) -> None:

@@ -161,7 +161,8 @@ def name(pid: int) -> str:
 
 def arguments(pid: int) -> list[str]:
     """The command line of the process; empty when it is gone."""
-    return (_read_of(pid, "cmdline") or "").rstrip("\0").split("\0")
+    line = (_read_of(pid, "cmdline") or "").rstrip("\0")
+    return line.split("\0") if line else []
 
 
 def environment(pid: int) -> dict[str, str]:
