@@ -43,7 +43,7 @@ async def look(node: Node, pid: int, *, asking: tuple[int, int]) -> Found:
     process = _identified(pid)
     _check_owner(pid, asking[1])
     tree = procfs.tree(pid)
-    if not tree or not os.path.lexists(f"/proc/{pid}/exe"):
+    if not tree or not procfs.program(pid):
         raise UsageError(f"Process {pid} is not a program: it has ended, or belongs to the kernel.")
     _refuse_sessions(node, tree, asking[1])
     _refuse_own(node, tree, asking[0])

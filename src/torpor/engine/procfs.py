@@ -165,6 +165,14 @@ def arguments(pid: int) -> list[str]:
     return line.split("\0") if line else []
 
 
+def program(pid: int) -> str | None:
+    """Path of the program that the process executes; None when it is gone or a thread of the kernel."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def environment(pid: int) -> dict[str, str]:
     """The environment that the process was started with; empty when it is gone."""
     pairs = (entry.partition("=") for entry in (_read_of(pid, "environ") or "").split("\0"))
