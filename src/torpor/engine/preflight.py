@@ -11,7 +11,8 @@ from torpor.engine import procfs, surroundings
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
-    "anon_inode:[io_uring]": "an io_uring ring, which CRIU cannot save (set UV_USE_IO_URING=0 for uvloop and Node.js)",
+    "anon_inode:[io_uring]": "an io_uring ring, which CRIU cannot save (uvloop, Node.js: set UV_USE_IO_URING=0; "
+    "newer ones heed only the sysctl kernel.io_uring_disabled = 2)",
     "anon_inode:[perf_event]": "a performance counter, which CRIU cannot save",
     "anon_inode:[userfaultfd]": "a userfaultfd, which CRIU cannot save",
     "anon_inode:[fanotify]": "a fanotify group, which CRIU cannot save",
