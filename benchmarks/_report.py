@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +67,8 @@ class Report:
 
 
 def options(description: str, **defaults: float) -> argparse.Namespace:
-    """Command-line options: `--json`, and one for each default, of its type."""
+    """Command-line options: `--json`, and one for each default, of its type. SIGTERM cleans up from here on."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     for name, value in defaults.items():

@@ -10,7 +10,6 @@ import os
 import select
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torpor.engine import privileges, procfs
+from torpor.engine import privileges, procfs, trees
 from torpor.engine.criu_binary import Criu
 from torpor.errors import EngineError
 from torpor.model import ProcessId
@@ -69,6 +68,7 @@ class CriuRun:
         self._allowed = deadline
         self._asking: socket.socket | None = None
         self.timed_out = False
+        self.at_deadline: Callable[[], None] = lambda: None  # called when it was missed, in a thread of its own
         (folder / "no-plugins").mkdir()
         seen_as = seen_as or folder
         self._install_hook(seen_as)
@@ -146,6 +146,12 @@ class CriuRun:
                 except OSError:
                     return  # CRIU is gone; `wait` tells how
 
+    def still_asks(self) -> bool:
+        """Whether CRIU lives and waits for our answer; if not, what it held is as if it had never asked."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return self._asking is not None and not poller.poll(0)
+
     def wait(self) -> int:
         """CRIU's exit status, once it has ended by itself or at its deadline."""
         status = self._process.wait()
@@ -157,8 +163,7 @@ class CriuRun:
 
     def end(self) -> None:
         """Ends CRIU, its hook, and whatever it was restoring, at once. A tree that it had frozen goes on."""
-        for pid in reversed(procfs.tree(self._process.pid)):
-            _kill(pid)
+        trees.end(self._process.pid)
         self._process.wait()
 
     def failure(self) -> EngineError:
@@ -194,17 +199,10 @@ class CriuRun:
 
     def _time_out(self) -> None:
         self.timed_out = True
-        for pid in reversed(procfs.tree(self._process.pid)):
-            _kill(pid)
+        trees.end(self._process.pid)
+        self.at_deadline()
 
 
 def _plain_python() -> str:
     system = Path("/usr/bin/python3")
     return str(system) if system.exists() else sys.executable
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -6,6 +6,7 @@ and verifies. When the process that runs this dies, the question fails and CRIU 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -88,6 +89,7 @@ class Dump:
             inside=("nsenter", "--target", str(init.pid), "--mount", "--") if outside else (),
             seen_as=Path(f"/proc/{os.getpid()}/root{folder}") if outside else None,
         )
+        self._run.at_deadline = self._hang_up
         theirs.close()
 
     def stream(self) -> filetree.SavedTree:
@@ -115,6 +117,12 @@ class Dump:
             raise self._run.failure()
         return images.frozen_seconds(self._folder)
 
+    def require_frozen(self) -> None:
+        """Raises EngineError when CRIU is gone: the tree runs on, and what was saved of it is out of date."""
+        if not self._run.still_asks():
+            self._run.wait()
+            raise self._run.failure()
+
     def end_tree(self, others: Sequence[ProcessId] = ()) -> None:
         """Ends the frozen tree at once and completely: its init is killed, and with it the whole namespace.
 
@@ -133,6 +141,11 @@ class Dump:
         self._run.wait()
         if keep_log is not None:
             self._run.keep_log(keep_log)
+
+    def _hang_up(self) -> None:
+        """Nobody sends any more, whoever may still hold the other end."""
+        with contextlib.suppress(OSError):  # it is closed already
+            self._ours.shutdown(socket.SHUT_RDWR)
 
     def _save_shared_memory(self) -> filetree.SavedTree:
         segment = self._pool.take()

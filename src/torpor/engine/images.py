@@ -18,6 +18,7 @@ PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
 FILES = "files.img"
+HEADER = 8  # two magic numbers
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
@@ -70,25 +71,25 @@ def parse_object_name(name: str) -> PageObject:
 def process_ids(processes: bytes) -> set[int]:
     """Every number that PROCESSES gives to a process, a thread, a job or a session."""
     numbers = {PID, GROUP, SESSION, THREAD}
-    fields = (field for entry in _entries(processes) for field in _fields(entry))
-    return {int(value) for number, value in fields if number in numbers} - {0}
+    found = (field for entry in file_entries(processes) for field in fields(entry))
+    return {int(value) for number, value in found if number in numbers} - {0}
 
 
 def clocks(image: bytes) -> list[tuple[int, int, int]]:
     """What the clocks of CLOCKS showed: the clock's number, seconds, nanoseconds. Nothing when the kernel told none."""
     found = []
-    for entry in _entries(image):
+    for entry in file_entries(image):
         numbers = {1: time.CLOCK_MONOTONIC, 2: time.CLOCK_BOOTTIME}
-        for number, value in _fields(entry):
+        for number, value in fields(entry):
             assert isinstance(value, bytes)
-            moment = dict(_fields(value))
+            moment = dict(fields(value))
             found.append((numbers[number], int(moment[1]), int(moment[2])))
     return found
 
 
 def root_pid(processes: bytes) -> int:
     """The number of the tree's first process."""
-    return int(dict(_fields(next(_entries(processes))))[PID])
+    return int(dict(fields(next(file_entries(processes))))[PID])
 
 
 def with_own_session(processes: bytes) -> bytes:
@@ -96,14 +97,14 @@ def with_own_session(processes: bytes) -> bytes:
 
     The root comes first. What shared the job or session of the root goes with it.
     """
-    entries = list(_entries(processes))
-    root = dict(_fields(entries[0]))
-    inside = {dict(_fields(entry))[PID] for entry in entries}
+    entries = list(file_entries(processes))
+    root = dict(fields(entries[0]))
+    inside = {dict(fields(entry))[PID] for entry in entries}
     replaced = {number: {root[number]: root[PID]} if root[number] not in inside else {} for number in (GROUP, SESSION)}
     parts = [processes[:8]]
     for entry in entries:
-        fields = ((number, replaced.get(number, {}).get(value, value)) for number, value in _fields(entry))
-        parts.append(_message(b"".join(_any(number, value) for number, value in fields)))
+        kept = ((number, replaced.get(number, {}).get(value, value)) for number, value in fields(entry))
+        parts.append(_message(b"".join(_any(number, value) for number, value in kept)))
     return b"".join(parts)
 
 
@@ -113,42 +114,67 @@ def rearm_timers(files: bytes) -> bytes:
     Such a timer starts its next period when it is read, and until then the kernel shows no time left; CRIU takes that
     for a timer which is not set, and after the read of what had expired it would never expire again.
     """
-    parts = [files[:8]]
-    for entry in _entries(files):
+    parts = [files[:HEADER]]
+    for entry in file_entries(files):
         if entry.startswith(IS_TIMER):
             entry = b"".join(
                 _any(number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
-                for number, value in _fields(entry)
+                for number, value in fields(entry)
             )
         parts.append(_message(entry))
     return b"".join(parts)
+
+
+def file_entries(files: bytes) -> Iterator[bytes]:
+    """The messages in FILES, one for each open file of the tree; each begins with its type."""
+    position = HEADER
+    while position < len(files):
+        (size,) = struct.unpack_from("<I", files, position)
+        yield files[position + 4 : position + 4 + size]
+        position += 4 + size
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a protobuf message that holds only varints and length-delimited values."""
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(data):
+        key = varint()
+        if key & 7 == 2:
+            size = varint()
+            yield key >> 3, data[position : position + size]
+            position += size
+        else:
+            yield key >> 3, varint()
 
 
 def frozen_seconds(folder: Path) -> float:
     """How long the tree was frozen, from CRIU's `stats-dump`. Raises FileNotFoundError."""
     data = (folder / "stats-dump").read_bytes()
     (size,) = struct.unpack_from("<I", data, 8)
-    for number, value in _fields(data[12 : 12 + size]):
+    for number, value in fields(data[12 : 12 + size]):
         if number == 1 and isinstance(value, bytes):
-            return sum(inner for field, inner in _fields(value) if field == 2 and isinstance(inner, int)) / 1e6
+            return sum(inner for field, inner in fields(value) if field == 2 and isinstance(inner, int)) / 1e6
     return 0.0
 
 
 def _rearmed(timer: bytes) -> bytes:
-    fields = list(_fields(timer))
-    values = dict(fields)
+    every = list(fields(timer))
+    values = dict(every)
     waits = values.get(EXPIRED) != 0 and not any(values.get(number) for number in VALUE)
     source = dict(zip(VALUE, INTERVAL, strict=True)) if waits else {}
-    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in fields)
-
-
-def _entries(image: bytes) -> Iterator[bytes]:
-    """The messages of an image: a size before each."""
-    position = 8
-    while position < len(image):
-        (size,) = struct.unpack_from("<I", image, position)
-        yield image[position + 4 : position + 4 + size]
-        position += 4 + size
+    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in every)
 
 
 def _message(body: bytes) -> bytes:
@@ -174,28 +200,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message that holds only varints and length-delimited values."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(data):
-        key = varint()
-        if key & 7 == 2:
-            size = varint()
-            yield key >> 3, data[position : position + size]
-            position += size
-        else:
-            yield key >> 3, varint()

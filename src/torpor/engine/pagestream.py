@@ -24,6 +24,7 @@ from torpor.errors import EngineError, TorporError
 
 PAGE = mmap.PAGESIZE
 SEGMENT = 8 << 20
+STORERS = 3  # one waits for the disk while two cores hash
 LARGE_MAPPING = 64 << 20
 SMALL_BLOCK = 64 << 10
 LARGE_BLOCK = 256 << 10
@@ -168,7 +169,7 @@ class PageReceiver:
         pool: SegmentPool,
         *,
         store_later: bool = False,
-        threads: int = 2,
+        threads: int = STORERS,
     ) -> None:
         self._connection = connection
         self._put = put

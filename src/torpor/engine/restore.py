@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +21,8 @@ ARGUMENTS = (
     *("--restore-detached", "--tcp-close", "--ext-unix-sk", "--file-locks", "--link-remap"),
     *("--manage-cgroups=ignore", "--auto-dedup", "--external", "mnt[]:m"),
 )
+YARDS = ".criu.mntns.*"  # in /tmp, whatever TMPDIR says (criu/mount.c)
+CLOCK_STEP = 0.1  # seconds that the times of files lag behind the clock
 READERS = 3  # one waits for the disk while two cores hash
 
 Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
@@ -67,6 +72,8 @@ class Restore:
         mounts = ["--root", str(root), "--external", f"mnt[shm]:{shared_memory}"]
         if home is None:
             private_mounts.bind_root(root)
+        self._started = time.time()
+        self._restored: int | None = None
         self._run = CriuRun(
             criu,
             "restore",
@@ -85,7 +92,10 @@ class Restore:
         Raises EngineError.
         """
         pid = self._run.wait_for("post-restore")
-        return pid if self._home is None else self._home.init.pid
+        if self._home is not None:
+            pid = self._home.init.pid
+        self._restored = os.pidfd_open(pid)
+        return pid
 
     def let_go(self) -> None:
         """Lets the restored tree run. Raises EngineError when CRIU failed at the very end (and ended the tree)."""
@@ -94,6 +104,7 @@ class Restore:
         self._run.answer(go_on=True)
         if self._run.wait() != 0:
             raise self._run.failure()
+        self._forget_restored()
 
     def undo(self, keep_log: Path | None = None) -> None:
         """Ends CRIU and everything that it had restored so far."""
@@ -102,8 +113,18 @@ class Restore:
         self._run.wait()
         if self._home is not None:
             self._home.end()
+        if self._restored is not None:
+            with contextlib.suppress(ProcessLookupError):  # CRIU has ended it
+                signal.pidfd_send_signal(self._restored, signal.SIGKILL)
+            self._forget_restored()
+        _remove_yards(self._started)
         if keep_log is not None:
             self._run.keep_log(keep_log)
+
+    def _forget_restored(self) -> None:
+        if self._restored is not None:
+            os.close(self._restored)
+            self._restored = None
 
 
 def empty_object(name: str, entries: bytes) -> PageObject:
@@ -116,6 +137,23 @@ def empty_object(name: str, entries: bytes) -> PageObject:
 def present_bytes(entries: Sequence[Entry]) -> int:
     """Bytes of pages that a pagemap says are in its pages image."""
     return sum(entry.pages for entry in entries if entry.flags & 4) * PAGE
+
+
+def _remove_yards(since: float) -> None:
+    """Removes the empty folder in which a CRIU that was killed had assembled mounts; one that is in use is left."""
+    for yard in Path("/tmp").glob(YARDS):
+        with contextlib.suppress(OSError):  # not empty, or gone
+            if yard.stat().st_ctime >= since - CLOCK_STEP and not _is_mounted(yard):
+                yard.rmdir()
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Whether any process of the node sees something mounted there."""
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if f" {folder} " in table.read_text(errors="replace"):
+                return True
+    return False
 
 
 def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:

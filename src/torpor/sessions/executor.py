@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torpor.engine.criu_binary import Criu
 from torpor.engine.keeper_client import KeeperClient
-from torpor.errors import EngineError, StoreError, TorporError
+from torpor.errors import EngineError, StoreError, TorporError, UsageError
 from torpor.model import Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions.registry import Registry
@@ -23,6 +23,9 @@ from torpor.store import Store
 logger = logging.getLogger(__name__)
 
 PAUSE_AFTER = "TORPOR_PAUSE_AFTER"  # for tests: "hibernate:commit" stops the worker after that step until SIGUSR1
+
+LEAST_DEADLINE = "TORPOR_LEAST_DEADLINE"  # seconds that CRIU may always take; 60 unless set
+SLOWEST_BYTES = 20 << 20  # CRIU moving fewer bytes a second than this is taken for hung
 
 Progress = Callable[[str, int, int], None]  # phase, bytes done, bytes in all (0: not known)
 
@@ -93,6 +96,14 @@ def execute(context: Context, transition: Transition) -> None:
         raise error from failure
     registry.finish_operation(operation.id, "completed", done.state, result=done.result, **done.changes)
     _pause(operation.kind, operation.steps[-1])
+
+
+def deadline(size: int) -> float:
+    """Seconds after which a CRIU that has to move `size` bytes is taken for hung. Raises UsageError."""
+    try:
+        return float(os.environ.get(LEAST_DEADLINE, "60")) + size / SLOWEST_BYTES
+    except ValueError as error:
+        raise UsageError(f"{LEAST_DEADLINE} is not a number of seconds: {os.environ[LEAST_DEADLINE]!r}.") from error
 
 
 def tell_keeper(paths: Paths, tell: Callable[[KeeperClient], None]) -> None:

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, compat, filetree, images, private_mounts, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, ports, private_mounts, procfs, terminals
 from torpor.engine.home import Home
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status, session_python
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
-from torpor.errors import Incompatible, IntegrityError, NotFound
+from torpor.errors import Conflict, Incompatible, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
-from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
-from torpor.sessions.saving import LEAST_DEADLINE, RELAY_SILENCE, SLOWEST_BYTES
+from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
+from torpor.sessions.saving import RELAY_SILENCE
 from torpor.store import Manifest
 
 logger = logging.getLogger(__name__)
@@ -147,6 +147,7 @@ class Resuming:
     def _lay_out_authenticated(self) -> None:
         with self._trusting():
             self._lay_out()
+        self._require_free_ports()
 
     def _lay_out(self) -> None:
         context, manifest = self._context, self._manifest
@@ -177,6 +178,17 @@ class Resuming:
         self._home = Home(folder, context.session.caller, context.scratch, session_python())
         return self._home.shared_memory
 
+    def _require_free_ports(self) -> None:
+        found = ports.listeners((self._context.scratch / images.FILES).read_bytes())
+        taken = [f"{one.port} of {one.host}" for one in found if one.is_taken]
+        if taken:
+            name = self._context.session.name
+            raise Conflict(
+                f"Session {name} is not resumed: it listened on port {', '.join(taken)}, which is in use now.",
+                safe="Nothing was started.",
+                hint=f"See who listens with `ss -ltnp`; when the port is free: torpor resume {name}",
+            )
+
     def _restore_tree(self) -> None:
         context = self._context
         root = context.scratch / "root"
@@ -188,7 +200,7 @@ class Resuming:
             context.scratch,
             root,
             self._shared_memory,
-            deadline=LEAST_DEADLINE + self._checkpoint.bytes_logical / SLOWEST_BYTES,
+            deadline=deadline(self._checkpoint.bytes_logical),
             extra=extra,
             pass_fds=self._inherited,
             note=context.note,
@@ -224,9 +236,9 @@ class Resuming:
         """Waits for a kernel's first answer to its relay. Anything else answers by running."""
         context = self._context
         session = context.registry.session(context.session.id)
-        deadline = time.monotonic() + ANSWER_DEADLINE
+        give_up = time.monotonic() + ANSWER_DEADLINE
         relay_lives = session.kind == "kernel" and time.time() - session.relay_heard < RELAY_SILENCE
-        while relay_lives and session.answered < self._version and time.monotonic() < deadline:
+        while relay_lives and session.answered < self._version and time.monotonic() < give_up:
             time.sleep(0.01)
             session = context.registry.session(context.session.id)
         self._watch.lap("answer")

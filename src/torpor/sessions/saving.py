@@ -20,7 +20,7 @@ from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
 from torpor.errors import Conflict, PreflightRefused, StoreError
 from torpor.model import Checkpoint, InputOutput, OperationKind, ProcessId, State
-from torpor.sessions.executor import Context, Done, Stopwatch, tell_keeper
+from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
 from torpor.store import Manifest, Object
 
 QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in flight
@@ -28,8 +28,6 @@ RELAY_SILENCE = 90.0  # a relay that was not heard for so long is gone
 HIBERNATE_BUFFER = 256 << 20
 CHECKPOINT_BUFFER = 4 << 30
 BUFFER_SLACK = 20  # one in so many bytes of a segment stays empty, because chunks are not split
-SLOWEST_BYTES = 20 << 20  # a dump slower than so many bytes a second is taken for hung
-LEAST_DEADLINE = 60.0
 FREE_DISK = 64 << 20  # must be left on the store's disk beside the session's memory
 RECORD_FORMAT = 1
 SHARING_DOMAIN = "site"  # chunks are shared by all sessions of the store
@@ -102,7 +100,7 @@ class Saving:
     def _quiesce(self) -> None:
         """Waits until the relay says that no message is on its way; refuses while a cell runs."""
         context = self._context
-        deadline = time.monotonic() + QUIESCE_DEADLINE
+        give_up = time.monotonic() + QUIESCE_DEADLINE
         while True:
             session = context.registry.session(context.session.id)
             if not session.relay_heard or time.time() - session.relay_heard > RELAY_SILENCE:
@@ -115,7 +113,7 @@ class Saving:
                     safe="The session goes on running.",
                     hint="Hibernate it when its cell has ended.",
                 )
-            if time.monotonic() > deadline:
+            if time.monotonic() > give_up:
                 raise Conflict(
                     "The kernel's relay did not confirm that nothing is in flight.",
                     safe="The session goes on running.",
@@ -162,7 +160,7 @@ class Saving:
             self._put,
             pool,
             leave_running=not self._hibernate,
-            deadline=LEAST_DEADLINE + self._resident / SLOWEST_BYTES,
+            deadline=deadline(self._resident),
             extra=terminals.dump_arguments(context.session),
             note=context.note,
             user=(context.session.uid, context.session.caller.gid),
@@ -213,6 +211,7 @@ class Saving:
 
     def _end(self) -> None:
         assert self._dump is not None
+        self._dump.require_frozen()
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
         others = self._others()
         self._context.note(*others)  # these do not die with the first process, as they do in a namespace
