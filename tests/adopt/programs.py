@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.installation import eventually
@@ -68,8 +68,9 @@ class Program:
         self.process.wait()
 
 
-def occupy(pid: int) -> subprocess.Popen[bytes]:
-    """Another process that has this number on the node from now on.
+@contextlib.contextmanager
+def occupied(pid: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that has this number on the node meanwhile.
 
     The number is free as soon as everything that had it as its job or session has been reaped.
     """
@@ -86,4 +87,8 @@ def occupy(pid: int) -> subprocess.Popen[bytes]:
 
     occupant = eventually(attempt, lambda found: found is not None)
     assert occupant is not None
-    return occupant
+    try:
+        yield occupant
+    finally:
+        occupant.kill()
+        occupant.wait()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.adopt.programs import PYTHON, Program, occupy
+from tests.adopt.programs import PYTHON, Program, occupied
 from tests.installation import Installation, eventually
 
 from torpor.engine import procfs
@@ -55,22 +56,25 @@ def test_a_program_comes_back_three_times(agent: Installation, start: Start, own
     session = agent.client.adopt(program.pid, name="count")
     assert (session["state"], session["outside"], session["init"]["pid"]) == ("running", True, program.pid)
     goes_on(program)
-    occupants = []
+    with contextlib.ExitStack() as held:
+        comes_back_three_times(agent, program, held, name)
+    agent.client.signal("count", signal.SIGUSR1)
+    program.printed("signalled")
+    assert agent.client.end("count", keep=False)["state"] == "ended"
+
+
+def comes_back_three_times(agent: Installation, program: Program, held: contextlib.ExitStack, name: str) -> None:
+    occupant = None
     for _ in range(3):
         agent.operate("count", "hibernate")
         assert agent.client.session("count")["pids"] == []
-        if not occupants:
+        if occupant is None:
             assert program.process.wait() == -signal.SIGKILL
             assert not Path("/dev/shm", name).exists()
-            occupants.append(occupy(program.pid))
+            occupant = held.enter_context(occupied(program.pid))
         agent.operate("count", "resume")
         goes_on(program)
         resumed = agent.client.session("count")
         assert (resumed["state"], resumed["outside"]) == ("running", False)
         assert [procfs.nspid(pid) for pid in resumed["pids"][:2]] == [1, program.pid]
-        assert occupants[0].poll() is None
-    occupants[0].kill()
-    occupants[0].wait()
-    agent.client.signal("count", signal.SIGUSR1)
-    program.printed("signalled")
-    assert agent.client.end("count", keep=False)["state"] == "ended"
+        assert occupant.poll() is None

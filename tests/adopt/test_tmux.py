@@ -24,6 +24,7 @@ class Tmux:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="torpor-tmux-"))
+        self._clients: list[subprocess.Popen[bytes]] = []
         self.tell("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "50", "bash --norc")
         self.pid = int(self.tell("display", "-p", "#{pid}"))
 
@@ -56,10 +57,14 @@ class Tmux:
             start_new_session=True,
         )
         os.close(slave)
+        self._clients.append(client)
         return client, master
 
     def close(self) -> None:
         subprocess.run(["tmux", "-S", str(self.folder / "socket"), "kill-server"], check=False, capture_output=True)
+        for client in self._clients:
+            client.kill()
+            client.wait()
         shutil.rmtree(self.folder)
 
 
