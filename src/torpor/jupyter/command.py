@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).parents[2]  # the folder that holds the package
 INNER = "import sys; sys.path.append({source!r}); from torpor.jupyter.inner import main; main()"
@@ -17,9 +18,13 @@ def relay_command() -> list[str]:
     return [str(script)] if script.exists() else [sys.executable, "-m", "torpor"]
 
 
-def wrapped(argv: Sequence[str], connection_file: str = "{connection_file}") -> list[str]:
-    """The kernel's command inside the relay's."""
-    return [*relay_command(), "kernel", "-f", connection_file, "--", *argv]
+def wrapped(
+    argv: Sequence[str], connection_file: str = "{connection_file}", *, metadata: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The kernel's command inside the relay's. `metadata` is the kernelspec's: `torpor.transport` may be "tcp"."""
+    transport = ((metadata or {}).get("torpor") or {}).get("transport")
+    flags = ["--transport", str(transport)] if transport else []
+    return [*relay_command(), "kernel", "-f", connection_file, *flags, "--", *argv]
 
 
 def with_inner_half(argv: Sequence[str], settings: Path) -> list[str]:
