@@ -37,6 +37,7 @@ FORWARDED = {
     signal.SIGCONT,
 }
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # of this process alone: a large output leaves nothing behind
 
 
 class Channel:
@@ -349,6 +350,8 @@ def _start(argv: list[str]) -> int:
             signal.set_wakeup_fd(-1)
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)  # Python ignores some itself
+            for name in [name for name, value in ENVIRONMENT.items() if os.environ.get(name) == value]:
+                del os.environ[name]
             os.execvp(argv[0], argv)
         except OSError as failure:
             os.write(2, f"torpor: {argv[0]}: {failure.strerror}\n".encode())

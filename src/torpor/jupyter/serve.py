@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from torpor.jupyter.agent_link import AgentLink, AgentSession, Mailbox, Seen, Se
 from torpor.jupyter.claim import Claim
 from torpor.jupyter.command import with_inner_half
 from torpor.jupyter.connection import Connection, InnerHalf
+from torpor.jupyter.inner import ENVIRONMENT
 from torpor.jupyter.relay import OVER, Relay
 from torpor.jupyter.sockets import ClientSide
 
@@ -36,12 +37,12 @@ class Sessions:
         self._name = name
         self._idle_after = idle_after
 
-    def start(self, argv: list[str], labels: dict[str, str]) -> tuple[Seen, SessionControl]:
-        """Starts the kernel as this user, here, with this environment."""
+    def start(self, argv: list[str], labels: dict[str, str], further: Mapping[str, str]) -> tuple[Seen, SessionControl]:
+        """Starts the kernel as this user, here, with this environment and `further` variables that it lacks."""
         facts = self._client.create_session(
             argv,
             cwd=os.getcwd(),
-            env={name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"},
+            env={**further, **{name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}},
             name=self._name,
             labels=labels,
             idle_after=self._idle_after,
@@ -115,14 +116,16 @@ def _session(
     if predecessor and found:
         sessions.end(predecessor.session)
     claim.inner_file.unlink(missing_ok=True)
+    further: Mapping[str, str] = {}
     if lossless:
+        further = ENVIRONMENT
         half = InnerHalf.choose()
         half.write(claim.inner_file)
         outer.inside(half).write(claim.kernel_file)
         command = with_inner_half(command, claim.inner_file)
     else:
         outer.inner().write(claim.kernel_file)
-    session, control = sessions.start(command, _labels(connection_file))
+    session, control = sessions.start(command, _labels(connection_file), further)
     claim.record(session.id)
     return session, control, _inner_of(claim), False
 
