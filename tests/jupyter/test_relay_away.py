@@ -62,6 +62,7 @@ def test_comm_info_is_what_the_kernel_had(kernel: Kernel, agent: StandInAgent) -
         ("control", "usage_request", {}),
         ("control", "list_subshell_request", {}),
         ("shell", "connect_request", {}),
+        ("shell", "history_request", {"hist_access_type": "tail", "n": 10, "output": False, "raw": True}),
     ],
 )
 def test_these_do_not_wake(
@@ -79,7 +80,7 @@ def test_these_do_not_wake(
     [
         ("complete_request", {"code": "pri", "cursor_pos": 3}),
         ("inspect_request", {"code": "print", "cursor_pos": 5, "detail_level": 0}),
-        ("history_request", {"hist_access_type": "tail", "n": 1, "output": False, "raw": True}),
+        ("history_request", {"hist_access_type": "search", "pattern": "x*", "output": False, "raw": True}),
         ("is_complete_request", {"code": "1"}),
     ],
 )

@@ -1,7 +1,7 @@
 """What a request means for a kernel that is away: pure judgements about single messages.
 
-`effect` decides whether a message wakes the kernel; `is_activity` whether it counts as use of it. The two differ: a
-history request needs the kernel, but a console sends one whenever it connects.
+`effect` decides whether a message wakes the kernel; `is_activity` whether it counts as use of it. The two differ:
+somebody who searches the history needs the kernel, but has not used it.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def effect(message: Message, comms: CommJudge) -> Effect:
         return comms.effect(message)
     if msg_type == "debug_request":
         return Effect.ANSWER if message.content.get("command") == "debugInfo" else Effect.WAKE
+    if msg_type == "history_request":  # every page and every console that is opened asks for the last lines
+        return Effect.HOLD if message.content.get("hist_access_type") == "tail" else Effect.WAKE
     return _EFFECTS.get(msg_type, Effect.WAKE)
 
 

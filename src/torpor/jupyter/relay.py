@@ -148,6 +148,7 @@ class Relay:
             case Effect.ANSWER if answer := self._memory.answer(message):
                 self._voice.reply(channel, message, *answer)
                 self._ledger.replied(message.header.msg_id)
+                self._voice.state("busy" if self._waking.held.first_visible_cell() else "idle")
             case what:
                 self._waking.hold(channel, message, wakes=what is Effect.WAKE)
 

@@ -31,6 +31,10 @@ class Voice:
         self._reply_only(channel, request, msg_type, content)
         self.publish("status", {"execution_state": "idle"}, request.raw_header)
 
+    def state(self, execution_state: str) -> None:
+        """Tells all clients how the kernel is. A page that is loaded shows no state that is said of its questions."""
+        self.publish("status", {"execution_state": execution_state})
+
     def fail(self, requests: list[Held], name: str, value: str) -> None:
         """Answers requests that will not run: the first cell with an error that it shows, later ones as aborted."""
         error = {"ename": name, "evalue": value, "traceback": [f"{name}: {value}" if value else name]}
