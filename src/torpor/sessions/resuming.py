@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, compat, filetree, images, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, opened, ports, private_mounts, procfs, terminals
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
@@ -196,11 +196,24 @@ class Resuming:
         started = procfs.start_time(pid)
         if started is None:
             raise NotFound("The restored session ended before it ran.")
+        self._refuse_other_files(pid)
         affinity.bind(pid, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         context.registry.check_lease(context.session.id, self._token)
         context.registry.update_session(context.session.id, init=self._init)
+
+    def _refuse_other_files(self, pid: int) -> None:
+        """The tree does not run yet: nothing has been read from what CRIU opened for it."""
+        record = self._manifest.record
+        others = opened.others(record["opened"], opened.names(pid)) if "opened" in record else []
+        if others:
+            raise Incompatible(
+                f"Session {self._context.session.name} is not resumed: another file lies now where it had one open: "
+                f"{', '.join(map(repr, others))}.",
+                safe="Nothing was started, and its checkpoint is kept.",
+                hint="Put back what was there; a symbolic link in its place is not followed.",
+            )
 
     def _run(self) -> None:
         """The session runs from here on: its state says so at once, so that its relay goes to work."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, opened, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
@@ -164,6 +164,7 @@ class Saving:
             user=(context.session.uid, context.session.caller.gid),
         )
         self._shared_memory = self._dump.stream()
+        self._opened = opened.names(self._init.pid)
         self._watch.lap("transfer")
         if not self._hibernate:
             self._watch.seconds["freeze"] = round(self._dump.let_go(), 4)
@@ -278,6 +279,7 @@ class Saving:
             "host": msgspec.to_builtins(compat.this_host(context.criu.version)),
             "held": self._held,
             "affinities": self._affinities,
+            "opened": self._opened,
             "page_size": PAGE,
             "resident": self._resident,
             "kernel_state": msgspec.to_builtins(session.kernel),
