@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +98,12 @@ class Server:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             return json.loads(response.read() or b"null")
 
+    def answers(self) -> bool:
+        try:
+            return bool(self.request("GET", "status"))
+        except urllib.error.URLError:
+            return False
+
     def connect(self, kernel: str) -> websocket.WebSocket:
         url = f"{self._url.replace('http', 'ws', 1)}api/kernels/{kernel}/channels?session_id={uuid4().hex}"
         headers = [f"Authorization: token {self._token}"]
@@ -145,6 +152,7 @@ def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         )
     (facts,) = eventually(lambda: list((home / "jupyter_runtime_dir").glob("jpserver-*.json")), bool)
     found = Server(eventually(lambda: _read_url(facts), bool), token)
+    eventually(found.answers, bool)  # the file comes before the server listens
     yield found
     found.close()
     process.terminate()

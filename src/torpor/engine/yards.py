@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 YARDS = ".criu.mntns.*"  # in /tmp, whatever TMPDIR says
+LOOK_AGAIN = 0.02  # seconds
 
 
-def remove_abandoned() -> None:
-    """Removes these folders, unless some CRIU on this node is restoring and one of them may be its own.
+def remove_abandoned(patience: float = 2) -> None:
+    """Removes these folders, unless for `patience` seconds some CRIU restores and one of them may be its own.
 
-    They are listed before anybody looks for CRIUs: what is listed belongs to one that is seen, or to none that lives.
+    What a killed CRIU had forked ends a moment after it, and looks like a CRIU until then. The folders are listed
+    before anybody looks for CRIUs: what is listed belongs to one that is seen, or to none that lives.
     """
-    found = list(Path("/tmp").glob(YARDS))
-    if found and not _some_criu_restores():
-        for yard in found:
-            with contextlib.suppress(OSError):  # gone, or not empty
-                yard.rmdir()
+    deadline = time.monotonic() + patience
+    while found := list(Path("/tmp").glob(YARDS)):
+        if not _some_criu_restores():
+            for yard in found:
+                with contextlib.suppress(OSError):  # gone, or not empty
+                    yard.rmdir()
+            return
+        if time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_AGAIN)
 
 
 def _some_criu_restores() -> bool:
