@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torpor.engine import procfs
+from torpor.errors import NotFound
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
@@ -47,7 +48,7 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
         namespaces = procfs.namespaces(pid)
         controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
         of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, NotFound):
         return  # it ended while we looked
     yield from of_descriptors
     for mapped in maps:

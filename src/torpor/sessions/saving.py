@@ -43,6 +43,7 @@ class Saving:
         self._hibernate = context.operation.kind is OperationKind.HIBERNATE
         self._id = "c-" + secrets.token_hex(6)
         self._writer = context.store.writer()
+        self.past_return = False
         self._dump: Dump | None = None
         self._committed = False
         self._manifest: Manifest | None = None
@@ -211,6 +212,7 @@ class Saving:
         assert self._dump is not None
         self._dump.require_frozen()
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
+        self.past_return = True
         self._dump.end_tree()
         wait_gone(self._init)
         self._watch.seconds["freeze"] = round(time.monotonic() - self._freeze_started, 4)
