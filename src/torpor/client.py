@@ -48,8 +48,10 @@ class Client:
         labels: Mapping[str, str] | None = None,
         idle_after: float | None = None,
         kind: str = "command",
+        on_failure: str | None = None,
     ) -> Json:
-        """Starts a session as this process's user; the answer is the running session. `idle_after` in seconds."""
+        """Starts a session as this process's user; the answer is the running session. `idle_after` in seconds;
+        `on_failure` is "resume" or "none", None for what the policy says."""
         request = {
             "argv": argv,
             "cwd": cwd,
@@ -61,6 +63,7 @@ class Client:
             "labels": dict(labels or {}),
             "idle_after": idle_after,
             "kind": kind,
+            "on_failure": on_failure,
         }
         return self._object("POST", "/v1/sessions", request)
 
@@ -107,6 +110,11 @@ class Client:
         """Runs checkpoint, hibernate or resume. Yields progress events {"event": "progress", phase, done, total}, then
         one {"event": "result", ...}; raises the operation's error. The operation goes on if nobody listens."""
         yield from self._events("POST", _route(ref, kind), None)
+
+    def compatibility(self, ref: str) -> Json:
+        """How a resume would go; nothing is changed. Keys `checkpoint`, `created`, `compatible`, `reasons`, `notes`
+        (lists of sentences), `lost_seconds`. Raises Conflict when there is nothing to resume."""
+        return self._object("GET", _route(ref, "compatibility"))
 
     def checkpoints(self, ref: str) -> list[Json]:
         """A session's checkpoints, newest first."""

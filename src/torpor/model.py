@@ -135,6 +135,10 @@ class Session(msgspec.Struct):
     quiesced_version: int = 0  # the `hibernating` version that the relay answered last
     quiesced_ok: bool = False  # its answer: nothing is in flight
     quiesced_reason: str = ""  # its sentence when something is
+    notes: tuple[str, ...] = ()  # what its owner should know of the last resume
+    died: float | None = None  # when it ended without being saved; a resume then goes back to before that
+    on_failure: str | None = None  # "resume" or "none"; None = what the policy says
+    revived: float = 0.0  # when it was last brought back by itself after a failure
 
 
 class Operation(msgspec.Struct):

@@ -26,8 +26,9 @@ def test_every_key_is_read() -> None:
     cpu_window = "90s"
     stale_after = "2m"
     retry_after = "1d"
+    on_failure = "resume"
     """
-    assert parse_policy(text, "f") == Policy(7200.0, "none", "hibernate", 0.5, 90.0, 120.0, 86400.0)
+    assert parse_policy(text, "f") == Policy(7200.0, "none", "hibernate", 0.5, 90.0, 120.0, 86400.0, "resume")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,7 @@ def test_every_key_is_read() -> None:
         ('[policy]\nidle_after = "30 minutes"\n', "f, line 2: policy.idle_after is wrong: '30 minutes'"),
         ("[policy]\n\nidle_after = 30\n", "f, line 3: policy.idle_after is wrong: 30 is not a duration"),
         ('[policy]\naction = "stop"\n', "f, line 2: policy.action is wrong: 'stop' is not an action"),
+        ('[policy]\non_failure = "retry"\n', "f, line 2: policy.on_failure is wrong: 'retry' is nothing"),
         ("[policy]\ncpu_threshold = 0\n", "f, line 2: policy.cpu_threshold is wrong"),
         ("[policy]\ncpu_threshold = true\n", "f, line 2: policy.cpu_threshold is wrong"),
         ('[policy]\n# comment\n"idle-after" = "3m"\n', "f, line 3: policy.idle-after is unknown"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ _pending: set[asyncio.Task[None]] = set()
 async def remove_all(paths: Paths, registry: Registry, session_id: str) -> int:
     """Removes every checkpoint of a session; gives the bytes freed, 0 when they can only be freed later."""
     doomed = registry.checkpoints(session_id)
+    await asyncio.to_thread(shutil.rmtree, paths.state / "pins" / session_id, ignore_errors=True)
     if not doomed:
         return 0
     await asyncio.to_thread(_delete, paths, doomed)

@@ -24,6 +24,7 @@ def prepare(paths: Paths) -> None:
         paths.state: TRAVERSED,
         paths.state / "sessions": TRAVERSED,
         paths.state / "logs": PRIVATE,
+        paths.state / "pins": PRIVATE,
         paths.site_key.parent: PRIVATE,
     }
     try:

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torpor.agent import checkpoints
@@ -31,6 +32,7 @@ LAUNCHES_AT_ONCE = 4  # of one user
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 STATUS_PATIENCE = 1.0  # seconds until an exit status that nobody told is unknown
 KILLED_WITHIN = 30.0  # seconds that the kernel may need to end a killed tree
+TYPED = (128 + signal.SIGINT, 128 + signal.SIGQUIT)  # somebody pressed a key
 PRESENT = frozenset({State.STARTING, State.RUNNING, State.SUSPENDED})
 
 
@@ -48,6 +50,8 @@ class Lifecycle:
         self.node = node
         self._statuses: dict[str, int | None] = {}  # exit statuses that the keeper told
         self._asked_to_end: set[str] = set()
+        self._signalled: dict[str, int] = {}  # the last signal that each session's owner sent
+        self.failed: Callable[[Session], None] = lambda _: None  # told of a failure that nobody asked for
         self._launches = Turns(LAUNCHES_AT_ONCE)
 
     async def launch(self, caller: Caller, launch: Launch, *, name: str | None, **facts: Any) -> Session:
@@ -112,23 +116,29 @@ class Lifecycle:
     def note_end(self, session: Session, status: int | None, error: dict[str, str] | None = None) -> None:
         """Ended when it went well or its owner asked for it, else failed; the exit status is kept, None = unknown."""
         well = status == 0 or session.id in self._asked_to_end
-        self.registry.update_session(
+        now = self._time_of_end(session.id)
+        ended = self.registry.update_session(
             session.id,
             state=State.ENDED if well else State.FAILED,
             init=None,
             exit_status=status,
-            ended=time.time(),
+            ended=now,
+            died=now,
             error=error,
         )
         self._asked_to_end.discard(session.id)
-        self.board.notify(session.id)
+        by_owner = status in TYPED or status == 128 + self._signalled.pop(session.id, -128)
         logger.info("Session %s ended, exit status %s", session.name, "unknown" if status is None else status)
+        if not well and not by_owner:
+            self.failed(ended)
+        self.board.notify(session.id)
 
     def signal(self, session: Session, signum: int) -> None:
         """Signals the main command's process group, by way of its init. Raises Conflict when it is not running."""
         if session.init is None or not _send(session.init, signum):
             hint = f"Bring it back with: torpor resume {session.name}" if session.state is State.HIBERNATED else ""
             raise Conflict(f"Session {session.name} is {session.state}: there is no process to signal.", hint=hint)
+        self._signalled[session.id] = signum
 
     async def end(self, session_id: str, *, keep: bool) -> Session:
         """Ends a session as its owner asked: SIGTERM, SIGKILL after a grace; its checkpoints go unless kept."""
@@ -164,6 +174,7 @@ class Lifecycle:
         await asyncio.to_thread(_remove_tree, self.paths.session(session.id))
         self.registry.delete_session(session.id)
         self._asked_to_end.discard(session.id)
+        self._signalled.pop(session.id, None)
         self.board.forget(session.id)
         return freed
 
@@ -178,6 +189,14 @@ class Lifecycle:
             safe="Nothing was removed.",
             hint="They wait for a device or a file system; ask again later.",
         )
+
+    def _time_of_end(self, session_id: str) -> float:
+        """When the exit status was written; now, when it was not."""
+        try:
+            written = (self.paths.session(session_id) / "exit").stat()
+        except FileNotFoundError:
+            return time.time()
+        return min(written.st_mtime, time.time()) if written.st_size else time.time()
 
     def _note_resume(self, session: Session) -> None:
         last = self.registry.last_operation(session.id)

@@ -14,6 +14,7 @@ from torpor.agent.folders import site_key
 from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.lifecycle import Lifecycle
 from torpor.agent.operations import Operations
+from torpor.agent.revival import Revival
 from torpor.agent.running import is_alive
 from torpor.agent.timer import Timer
 from torpor.errors import TorporError
@@ -46,6 +47,8 @@ class Node:
         self.lifecycle = Lifecycle(paths, self.registry, self.keeper, self.board, self.operations, self.name)
         self.timer = Timer(self.registry, self.board, self.operations, self.policy)
         self.operations.settle = self.lifecycle.settle
+        self.revival = Revival(self.registry, self.operations, self.policy)
+        self.lifecycle.failed = self.revival.consider
 
     async def start(self) -> None:
         """Finds or starts the keeper, and the store. Raises EngineError, StoreError or IntegrityError."""

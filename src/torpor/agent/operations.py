@@ -7,15 +7,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.running import Running, find_worker, follow_worker
 from torpor.errors import Conflict, TorporError
-from torpor.model import InputOutput, Operation, OperationKind, ProcessId, Session, State
+from torpor.model import Checkpoint, InputOutput, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
-from torpor.sessions import planner, recovery
-from torpor.sessions.registry import Registry
+from torpor.sessions import compatibility, planner, recovery
+from torpor.sessions.registry import STARTS, Registry
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class Operations:
             self._refuse_busy_kernel(session)
         if session.kind == "kernel":
             self.registry.update_session(session.id, relay_heard=self.board.relay_heard(session))
-        checkpoint = self._to_resume_from(session) if kind is OperationKind.RESUME else None
+        checkpoint = self._to_resume_from(session).id if kind is OperationKind.RESUME else None
         steps = planner.steps(kind, session)
         operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint)
         self.board.notify(session.id)
@@ -109,10 +111,21 @@ class Operations:
                 hint="Ask again when the cell has ended, or interrupt it.",
             )
 
-    def _to_resume_from(self, session: Session) -> str:
+    def rehearsal(self, session: Session) -> Callable[[], dict[str, Any]]:
+        """What finds out how a resume would go: it reads files, so call it in a thread.
+
+        Raises Conflict when the session is there, or has nothing to come back from.
+        """
+        if session.state not in STARTS[OperationKind.RESUME][0]:
+            raise Conflict(f"Session {session.name} is {session.state}; there is nothing to resume.")
+        checkpoint = self._to_resume_from(session)
+        newer = [one for one in self.registry.checkpoints(session.id) if one.created > checkpoint.created]
+        return partial(compatibility.rehearse, self.paths, session, checkpoint, newer)
+
+    def _to_resume_from(self, session: Session) -> Checkpoint:
         for checkpoint in self.registry.checkpoints(session.id):
             if checkpoint.verified is not None:
-                return checkpoint.id
+                return checkpoint
         raise Conflict(
             f"Session {session.name} is {session.state} and has no verified checkpoint to resume from.",
             hint=f"Look at: torpor checkpoints {session.name}",

@@ -71,9 +71,12 @@ def _lost_with_the_node(node: Node, session: Session) -> None:
         safe=f"Checkpoint {newest.id} of {_clock(newest.created)} is whole.",
         hint=f"Go on from it with: torpor resume {session.name}",
     )
-    node.registry.update_session(session.id, state=State.HIBERNATED, init=None, error=error.as_dict())
-    node.board.notify(session.id)
+    lost_here = node.registry.update_session(
+        session.id, state=State.HIBERNATED, init=None, died=restarted, error=error.as_dict()
+    )
     logger.warning("Session %s: %s", session.name, error)
+    node.revival.consider(lost_here)
+    node.board.notify(session.id)
 
 
 def _clock(moment: float) -> str:

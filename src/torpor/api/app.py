@@ -45,6 +45,7 @@ def application(node: Node) -> Starlette:
         Route(f"{one}/end", sessions.end, methods=["POST"]),
         Route(f"{one}/why", sessions.why),
         Route(f"{one}/logs", sessions.logs),
+        Route(f"{one}/compatibility", operations.compatibility),
         Route(f"{one}/checkpoints", operations.checkpoints),
         Route(f"{one}/kernel", relay.kernel, methods=["PUT"]),
         Route(f"{one}/quiesced", relay.quiesced, methods=["POST"]),

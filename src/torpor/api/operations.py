@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,6 +37,12 @@ async def operate(request: Request) -> Response:
             return _lines(running.events())
         return _lines(_resumed(node, session))
     return _lines(node.operations.begin(session, kind).events())
+
+
+async def compatibility(request: Request) -> Response:
+    """How a resume would go, and nothing is changed."""
+    node, session = node_of(request), session_of(request)
+    return JSONResponse(await asyncio.to_thread(node.operations.rehearsal(session)))
 
 
 async def checkpoints(request: Request) -> Response:

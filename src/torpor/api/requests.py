@@ -22,10 +22,11 @@ LABELS_LIMIT = 64
 LABEL_VALUE_LIMIT = 1024
 TERMINAL_SIDE_LIMIT = 10_000
 KINDS = ("command", "kernel")
+ON_FAILURE = ("resume", "none")
 
 
 class NewSession(msgspec.Struct, forbid_unknown_fields=True):
-    """A command to start; `idle_after` in seconds, None for what the policy says."""
+    """A command to start; `idle_after` in seconds; None for what the policy says, in `on_failure`, too."""
 
     argv: list[str]
     cwd: str
@@ -37,6 +38,7 @@ class NewSession(msgspec.Struct, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     idle_after: float | None = None
     kind: str = "command"
+    on_failure: str | None = None
 
 
 class Signal(msgspec.Struct, forbid_unknown_fields=True):
@@ -150,6 +152,8 @@ def check_new_session(new: NewSession) -> None:
         raise UsageError(f"A terminal of {new.rows} rows and {new.columns} columns is not possible.")
     if new.idle_after is not None and not 0 < new.idle_after < float("inf"):
         raise UsageError("The time after which a session counts as idle must be longer than nothing.")
+    if new.on_failure is not None and new.on_failure not in ON_FAILURE:
+        raise UsageError(f"{new.on_failure!r} is nothing that can be done on failure.", hint="Use resume or none.")
     if new.kind not in KINDS:
         raise UsageError(f"{new.kind!r} is no kind of session.", hint=f"Known are {', '.join(KINDS)}.")
 

@@ -61,7 +61,13 @@ async def create(request: Request) -> Response:
     facts = await asyncio.to_thread(callers.facts, caller.pid, caller.uid, caller.gid)
     launch = Launch(tuple(new.argv), new.cwd, new.env, new.io, new.rows, new.columns)
     session = await node.lifecycle.launch(
-        facts, launch, name=new.name, labels=new.labels, idle_after=new.idle_after, kind=new.kind
+        facts,
+        launch,
+        name=new.name,
+        labels=new.labels,
+        idle_after=new.idle_after,
+        kind=new.kind,
+        on_failure=new.on_failure,
     )
     return JSONResponse(session_view(node, session), status_code=201)
 

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from torpor.cli.output import on_terminal, phases, print_json, size
-from torpor.durations import spoken_duration
 from torpor.errors import TorporError
 
 Event = dict[str, Any]
@@ -33,9 +32,11 @@ def print_result(verb: str, session: str, result: Event, *, as_json: bool) -> No
         return
     sizes = f"{size(result['bytes_logical'])}, {size(result['bytes_new'])} of it new in the store"
     click.echo(f"{session} {verb}: checkpoint {result['id']} ({sizes}).")
-    if result.get("lost_seconds"):
-        lost, damaged = spoken_duration(result["lost_seconds"]), ", ".join(result["damaged"])
-        click.echo(f"What it did in the {lost} after this checkpoint is lost: {damaged} is damaged.")
+    if result.get("lost"):
+        damaged = ", ".join(result.get("damaged", ()))
+        click.echo(result["lost"] + (f" {damaged} is damaged." if damaged else ""))
+    for note in result.get("notes", ()):
+        click.echo(note)
     if result["seconds"]:
         click.echo(phases(result["seconds"]))
 

@@ -21,6 +21,11 @@ from torpor.errors import UsageError
 @click.option("--env", "variables", multiple=True, metavar="K=V", help="Set a variable, beside those set here.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="Label the session.")
 @click.option("--idle-after", metavar="T", help="Hibernate it after this much idleness: 90s, 30m, 2h.")
+@click.option(
+    "--on-failure",
+    type=click.Choice(["resume", "none"]),
+    help="When it fails: go on from its last checkpoint by itself, or not; otherwise as the policy says.",
+)
 @json_option
 @click.argument("argv", metavar="-- CMD...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
@@ -30,6 +35,7 @@ def command(
     variables: tuple[str, ...],
     labels: tuple[str, ...],
     idle_after: str | None,
+    on_failure: str | None,
     as_json: bool,
     argv: tuple[str, ...],
 ) -> int:
@@ -59,6 +65,7 @@ def command(
         columns=max(columns, 1),
         labels=_pairs("--label", labels),
         idle_after=parse_duration(idle_after) if idle_after else None,
+        on_failure=on_failure,
     )
     if detach:
         print_json(session) if as_json else click.echo(session["name"])

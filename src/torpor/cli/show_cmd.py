@@ -58,9 +58,12 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("labels", " ".join(f"{name}={value}" for name, value in shown["labels"].items())))
     if shown["idle_after"] is not None:
         lines.append(("idle after", spoken_duration(shown["idle_after"])))
+    if shown["on_failure"] is not None:
+        lines.append(("on failure", shown["on_failure"]))
     if shown["ended"] is not None:
         status = shown["exit_status"]
         lines.append(("ended", f"{clock(shown['ended'])}, exit status {'unknown' if status is None else status}"))
+    lines += [("note", note) for note in shown["notes"]]
     if error is not None:
         lines.append(("last error", " ".join(error[part] for part in ("message", "safe", "hint") if error.get(part))))
     return lines

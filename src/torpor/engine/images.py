@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torpor.engine.pagestream import TYPE_TASK, Entry, PageObject
+from torpor.engine.protobuf import entries_of, entry, fields_of, packed
 
 IMG_COMMON_MAGIC = 0x54564319
 PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
 FILES = "files.img"
-HEADER = 8  # two magic numbers
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
@@ -32,26 +32,20 @@ def small_images(folder: Path) -> Iterator[Path]:
 
 def pack_entries(entries: list[Entry]) -> bytes:
     """A pagemap as bytes for the manifest: 20 bytes an entry."""
-    return b"".join(ENTRY.pack(entry.vaddr, entry.pages, entry.flags) for entry in entries)
+    return b"".join(ENTRY.pack(one.vaddr, one.pages, one.flags) for one in entries)
 
 
-def unpack_entries(packed: bytes) -> list[Entry]:
+def unpack_entries(entries: bytes) -> list[Entry]:
     """The reverse of `pack_entries`."""
-    return [Entry(*fields) for fields in ENTRY.iter_unpack(packed)]
+    return [Entry(*fields) for fields in ENTRY.iter_unpack(entries)]
 
 
 def write_pagemap(folder: Path, kind: int, image_id: int, pages_id: int, entries: list[Entry]) -> None:
     """Writes `pagemap-ID.img` (or `pagemap-shmem-ID.img`), whose pages are in `pages-PAGES_ID.img`."""
     name = f"pagemap-{image_id}.img" if kind == TYPE_TASK else f"pagemap-shmem-{image_id}.img"
-    parts = [struct.pack("<II", IMG_COMMON_MAGIC, PAGEMAP_MAGIC), _message(_field(1, pages_id))]
+    parts = [struct.pack("<II", IMG_COMMON_MAGIC, PAGEMAP_MAGIC), entry(packed([(1, pages_id)]))]
     parts += [
-        _message(
-            _field(1, entry.vaddr)
-            + _field(2, entry.pages & 0xFFFFFFFF)
-            + _field(4, entry.flags)
-            + _field(5, entry.pages)
-        )
-        for entry in entries
+        entry(packed([(1, one.vaddr), (2, one.pages & 0xFFFFFFFF), (4, one.flags), (5, one.pages)])) for one in entries
     ]
     (folder / name).write_bytes(b"".join(parts))
 
@@ -70,89 +64,30 @@ def rearm_timers(files: bytes) -> bytes:
     Such a timer starts its next period when it is read, and until then the kernel shows no time left; CRIU takes that
     for a timer which is not set, and after the read of what had expired it would never expire again.
     """
-    parts = [files[:HEADER]]
-    for entry in file_entries(files):
-        if entry.startswith(IS_TIMER):
-            entry = b"".join(
-                _any(number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
-                for number, value in fields(entry)
+    parts = [files[:8]]
+    for body in entries_of(files):
+        if body.startswith(IS_TIMER):
+            body = packed(
+                (number, _rearmed(value) if number == TIMER and isinstance(value, bytes) else value)
+                for number, value in fields_of(body)
             )
-        parts.append(_message(entry))
+        parts.append(entry(body))
     return b"".join(parts)
-
-
-def file_entries(files: bytes) -> Iterator[bytes]:
-    """The messages in FILES, one for each open file of the tree; each begins with its type."""
-    position = HEADER
-    while position < len(files):
-        (size,) = struct.unpack_from("<I", files, position)
-        yield files[position + 4 : position + 4 + size]
-        position += 4 + size
-
-
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message that holds only varints and length-delimited values."""
-    position = 0
-
-    def varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while position < len(data):
-        key = varint()
-        if key & 7 == 2:
-            size = varint()
-            yield key >> 3, data[position : position + size]
-            position += size
-        else:
-            yield key >> 3, varint()
 
 
 def frozen_seconds(folder: Path) -> float:
     """How long the tree was frozen, from CRIU's `stats-dump`. Raises FileNotFoundError."""
     data = (folder / "stats-dump").read_bytes()
     (size,) = struct.unpack_from("<I", data, 8)
-    for number, value in fields(data[12 : 12 + size]):
+    for number, value in fields_of(data[12 : 12 + size]):
         if number == 1 and isinstance(value, bytes):
-            return sum(inner for field, inner in fields(value) if field == 2 and isinstance(inner, int)) / 1e6
+            return sum(inner for field, inner in fields_of(value) if field == 2 and isinstance(inner, int)) / 1e6
     return 0.0
 
 
 def _rearmed(timer: bytes) -> bytes:
-    every = list(fields(timer))
-    values = dict(every)
+    fields = list(fields_of(timer))
+    values = dict(fields)
     waits = values.get(EXPIRED) != 0 and not any(values.get(number) for number in VALUE)
     source = dict(zip(VALUE, INTERVAL, strict=True)) if waits else {}
-    return b"".join(_any(number, values[source.get(number, number)]) for number, _ in every)
-
-
-def _message(body: bytes) -> bytes:
-    return struct.pack("<I", len(body)) + body
-
-
-def _field(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _any(number: int, value: int | bytes) -> bytes:
-    return _field(number, value) if isinstance(value, int) else _bytes_field(number, value)
-
-
-def _bytes_field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return packed((number, values[source.get(number, number)]) for number, _ in fields)

@@ -7,7 +7,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from torpor.engine import images
+from torpor.engine.protobuf import entries_of, fields_of
 
 IS_SOCKET = b"\x08\x04"  # how an entry of FILES begins when its descriptor is an inet socket (fd_types.INETSK)
 SOCKET = 4  # its field in the entry; below are fields of the socket (criu/images/sk-inet.proto)
@@ -42,15 +42,20 @@ class Listener:
 def listeners(files: bytes) -> list[Listener]:
     """The TCP listeners of a checkpoint, from CRIU's image FILES."""
     found = []
-    for entry in images.file_entries(files):
+    for entry in entries_of(files):
         if entry.startswith(IS_SOCKET):
-            values = [value for number, value in images.fields(entry) if number == SOCKET and isinstance(value, bytes)]
+            values = [value for number, value in fields_of(entry) if number == SOCKET and isinstance(value, bytes)]
             found += [listener for value in values if (listener := _listener(value)) is not None]
     return found
 
 
+def taken(files: bytes) -> list[str]:
+    """Where a checkpoint listened and something else does now: "8888 of 127.0.0.1"."""
+    return [f"{one.port} of {one.host}" for one in listeners(files) if one.is_taken]
+
+
 def _listener(packed: bytes) -> Listener | None:
-    fields = [(number, value) for number, value in images.fields(packed) if isinstance(value, int)]
+    fields = [(number, value) for number, value in fields_of(packed) if isinstance(value, int)]
     values = dict(fields)
     if values.get(STATE) != TCP_LISTEN:
         return None

@@ -9,6 +9,7 @@ cpu_threshold = 0.02       # fraction of one core
 cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy
 retry_after = "10m"        # after a refused or failed attempt
+on_failure = "none"        # or "resume": a command that fails goes on from its last checkpoint by itself
 ```
 """
 
@@ -27,6 +28,7 @@ from torpor.durations import parse_duration
 from torpor.errors import UsageError
 
 ACTIONS = ("hibernate", "none")
+ON_FAILURE = ("resume", "none")
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -39,6 +41,7 @@ class Policy(msgspec.Struct, frozen=True):
     cpu_window: float = 60.0
     stale_after: float = 90.0
     retry_after: float = 600.0
+    on_failure: str = "none"
 
     def limit(self, own: float | None) -> float:
         """Seconds of idleness after which a session is due: its `own` limit, or this policy's."""
@@ -129,6 +132,12 @@ def _action(value: Any) -> str:
     return str(value)
 
 
+def _on_failure(value: Any) -> str:
+    if value not in ON_FAILURE:
+        raise UsageError(f"{value!r} is nothing that can be done.", hint='Write "resume" or "none".')
+    return str(value)
+
+
 def _fraction(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1024:
         raise UsageError(f"{value!r} is not a fraction of one core.", hint="Write a number above 0, such as 0.02.")
@@ -143,6 +152,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "cpu_window": _duration,
     "stale_after": _duration,
     "retry_after": _duration,
+    "on_failure": _on_failure,
 }
 
 

@@ -140,8 +140,13 @@ def _as_torpor_error(failure: TorporError | OSError, session: Session) -> Torpor
     return kind(f"Session {session.name}: {failure}.", safe="The session is as it was before.")
 
 
+def prepare_pause() -> None:
+    """Keeps the signal that ends a pause for the pause: called before there are threads, which would die of it."""
+    if PAUSE_AFTER in os.environ:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+
 def _pause(kind: OperationKind, step: str) -> None:
     if os.environ.get(PAUSE_AFTER) == f"{kind}:{step}":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         os.write(1, f'{{"event":"paused","step":"{step}"}}\n'.encode())
         signal.sigwait({signal.SIGUSR1})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import time
 
 from torpor.engine import keeper_client, procfs, trees, yards
 from torpor.errors import Conflict, IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
-from torpor.sessions import planner
+from torpor.sessions import compatibility, planner
 from torpor.sessions.executor import tell_keeper
 from torpor.sessions.planner import Outcome, Remains
 from torpor.sessions.registry import Registry
@@ -82,6 +83,8 @@ def _finish(
         case Outcome.RUNNING_UNDONE:
             if manifest is not None:
                 store.delete(manifest.session, manifest.checkpoint)
+            if operation.checkpoint is not None:
+                shutil.rmtree(compatibility.pins(paths, session.id, operation.checkpoint), ignore_errors=True)
             _adopt(paths, session)
             return finish(operation.id, "undone", State.RUNNING, error=error)
         case Outcome.RUNNING_COMPLETED:
@@ -94,9 +97,12 @@ def _finish(
         case Outcome.AWAY_UNDONE:
             return finish(operation.id, "undone", operation.before, error=error, init=None)
         case Outcome.DIED:
+            now = time.time()
             status = keeper_client.exit_status(paths.session(session.id))
             state = State.ENDED if status == 0 else State.FAILED
-            return finish(operation.id, "undone", state, error=error, exit_status=status, init=None, ended=time.time())
+            return finish(
+                operation.id, "undone", state, error=error, exit_status=status, init=None, ended=now, died=now
+            )
 
 
 KEEPS = frozenset({Outcome.RUNNING_COMPLETED, Outcome.HIBERNATED_COMPLETED, Outcome.DIED})

@@ -14,13 +14,16 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, compat, filetree, images, opened, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, ports, private_mounts, procfs, terminals
+from torpor.engine.files_kept import OBJECT
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
-from torpor.errors import Conflict, Incompatible, IntegrityError, NotFound
+from torpor.errors import Conflict, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
+from torpor.sessions import compatibility
 from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
+from torpor.sessions.files_back import FilesBack
 from torpor.sessions.saving import RELAY_SILENCE
 from torpor.store import Manifest
 
@@ -36,6 +39,7 @@ class Resuming:
         self._context = context
         self._watch = Stopwatch()
         self._restore: Restore | None = None
+        self._made: list[FilesBack] = []
         self._init: ProcessId | None = None
         self._token = 0
         self._inherited: list[int] = []
@@ -66,13 +70,17 @@ class Resuming:
             "bytes_new": 0,
             "seconds": self._watch.seconds,
             **self._lost(),
+            "notes": list(self._context.registry.session(self._checkpoint.session).notes),
         }
-        return Done(State.RUNNING, result, {"last_activity": time.time(), "exit_status": None, "ended": None})
+        changes = {"last_activity": time.time(), "exit_status": None, "ended": None, "died": None}
+        return Done(State.RUNNING, result, changes)
 
     def undo(self) -> None:
         """The session is as before; nothing of this attempt is left."""
         if self._restore is not None:
             self._restore.undo(self._context.log)
+        for made in self._made:
+            made.undo()
         self._close_inherited()
 
     def _choose(self) -> Checkpoint:
@@ -86,12 +94,14 @@ class Resuming:
         )
 
     def _lost(self) -> dict[str, Any]:
-        """What is lost by coming back from an older checkpoint than the newest: nothing unless that is damaged."""
+        """What is lost: of a session that died, what it did since; of a damaged checkpoint, what an older one lacks."""
         checkpoints = self._context.registry.checkpoints(self._checkpoint.session)
         newer = [one for one in checkpoints if one.created > self._checkpoint.created]
-        if not newer:
+        seconds = compatibility.lost_seconds(self._context.session, self._checkpoint, newer)
+        if not seconds:
             return {}
-        return {"lost_seconds": newer[0].created - self._checkpoint.created, "damaged": [one.id for one in newer]}
+        lost = {"lost_seconds": seconds, "lost": compatibility.loss(self._checkpoint, seconds)}
+        return {**lost, "damaged": [one.id for one in newer]} if newer else lost
 
     @contextmanager
     def _trusting(self) -> Iterator[None]:
@@ -123,22 +133,9 @@ class Resuming:
         context = self._context
         with self._trusting():
             self._manifest = context.store.manifest(context.session.id, self._checkpoint.id)
-        record = self._manifest.record
-        saved = msgspec.convert(record["host"], compat.Host)
-        here = compat.this_host(context.criu.version)
-        needed = (context.session.launch.cwd,)
-        reasons = compat.objections(
-            saved,
-            here,
-            memory=sum(found.size for found in self._manifest.objects.values()),
-            missing=tuple(path for path in needed if not Path(path).exists()),
-        )
-        if reasons:
-            raise Incompatible(
-                f"Session {context.session.name} cannot be restored on this node. " + " ".join(reasons),
-                safe="Its checkpoint is kept.",
-                hint="Resume it where the reasons do not hold, or start it anew.",
-            )
+        verdict = compatibility.examine(context.paths, context.session, self._manifest, context.criu.version)
+        verdict.require(context.session)
+        self._files = FilesBack(context.paths, context.session, context.store, self._manifest, verdict)
 
     def _lay_out_authenticated(self) -> None:
         with self._trusting():
@@ -148,7 +145,7 @@ class Resuming:
     def _lay_out(self) -> None:
         context, manifest = self._context, self._manifest
         read = context.store.read_into
-        total = sum(found.size for found in manifest.objects.values())
+        total = sum(found.size for name, found in manifest.objects.items() if not name.startswith(OBJECT))
         _write_images(context.scratch, manifest, read)
         memory = []
         for name, stored in manifest.objects.items():
@@ -165,8 +162,7 @@ class Resuming:
         filetree.lay_out(self._shared_memory, nodes, tree.ids(), tree.lengths, read)
 
     def _require_free_ports(self) -> None:
-        found = ports.listeners((self._context.scratch / images.FILES).read_bytes())
-        taken = [f"{one.port} of {one.host}" for one in found if one.is_taken]
+        taken = ports.taken((self._context.scratch / images.FILES).read_bytes())
         if taken:
             name = self._context.session.name
             raise Conflict(
@@ -179,6 +175,9 @@ class Resuming:
         context = self._context
         root = context.scratch / "root"
         root.mkdir()
+        with self._trusting():
+            self._made.append(self._files)
+            self._files.prepare(context.scratch)
         extra = self._reattach()
         clear_exit_status(context.paths.session(context.session.id))
         self._restore = Restore(
@@ -196,24 +195,12 @@ class Resuming:
         started = procfs.start_time(pid)
         if started is None:
             raise NotFound("The restored session ended before it ran.")
-        self._refuse_other_files(pid)
+        self._files.check(pid)
         affinity.bind(pid, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         context.registry.check_lease(context.session.id, self._token)
-        context.registry.update_session(context.session.id, init=self._init)
-
-    def _refuse_other_files(self, pid: int) -> None:
-        """The tree does not run yet: nothing has been read from what CRIU opened for it."""
-        record = self._manifest.record
-        others = opened.others(record["opened"], opened.names(pid)) if "opened" in record else []
-        if others:
-            raise Incompatible(
-                f"Session {self._context.session.name} is not resumed: another file lies now where it had one open: "
-                f"{', '.join(map(repr, others))}.",
-                safe="Nothing was started, and its checkpoint is kept.",
-                hint="Put back what was there; a symbolic link in its place is not followed.",
-            )
+        context.registry.update_session(context.session.id, init=self._init, notes=tuple(self._files.notes))
 
     def _run(self) -> None:
         """The session runs from here on: its state says so at once, so that its relay goes to work."""

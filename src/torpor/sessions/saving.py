@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, images, opened, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
 from torpor.errors import Conflict, PreflightRefused, StoreError
 from torpor.model import Checkpoint, InputOutput, OperationKind, ProcessId, State
 from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
+from torpor.sessions.files_saved import FilesSaved
 from torpor.store import Manifest, Object
 
 QUIESCE_DEADLINE = 15.0  # seconds a relay may take to see that nothing is in flight
@@ -44,6 +45,7 @@ class Saving:
         self._id = "c-" + secrets.token_hex(6)
         self._writer = context.store.writer()
         self._dump: Dump | None = None
+        self._files_begun: list[FilesSaved] = []
         self._committed = False
         self._manifest: Manifest | None = None
         self._watch = Stopwatch()
@@ -94,6 +96,8 @@ class Saving:
             wake_stopped(self._init)
         if self._committed:
             self._context.store.delete(self._context.session.id, self._id)
+        for files in self._files_begun:
+            files.undo()
         self._writer.abort()
 
     def _quiesce(self) -> None:
@@ -143,6 +147,9 @@ class Saving:
             )
         self._held = self._ask_keeper()
         self._affinities = affinity.of_tree(self._init.pid)
+        self._files = FilesSaved(context, self._init, self._id, self._writer.put)
+        self._files_begun.append(self._files)
+        self._files.begin()
         context.registry.note_checkpoint(context.operation.id, self._id)
         self._watch.lap("preflight")
 
@@ -164,7 +171,7 @@ class Saving:
             user=(context.session.uid, context.session.caller.gid),
         )
         self._shared_memory = self._dump.stream()
-        self._opened = opened.names(self._init.pid)
+        self._files.frozen(pin=self._hibernate)
         self._watch.lap("transfer")
         if not self._hibernate:
             self._watch.seconds["freeze"] = round(self._dump.let_go(), 4)
@@ -186,6 +193,7 @@ class Saving:
         tree = self._shared_memory
         objects["shm"] = an_object(tree.ids, tree.lengths, msgspec.msgpack.encode(tree.nodes))
         objects["images"] = self._images
+        objects |= self._files.objects
         self._manifest = Manifest(
             site=context.store.key_id,
             key_id=context.store.key_id,
@@ -279,7 +287,7 @@ class Saving:
             "host": msgspec.to_builtins(compat.this_host(context.criu.version)),
             "held": self._held,
             "affinities": self._affinities,
-            "opened": self._opened,
+            "files": self._files.record(),
             "page_size": PAGE,
             "resident": self._resident,
             "kernel_state": msgspec.to_builtins(session.kernel),

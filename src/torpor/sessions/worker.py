@@ -21,7 +21,7 @@ from torpor.engine.criu_binary import require_criu
 from torpor.errors import TorporError
 from torpor.model import Operation, OperationKind, ProcessId
 from torpor.paths import Paths
-from torpor.sessions.executor import Context, Transition, execute
+from torpor.sessions.executor import Context, Transition, execute, prepare_pause
 from torpor.sessions.registry import Registry
 from torpor.sessions.resuming import Resuming
 from torpor.sessions.saving import Saving
@@ -33,6 +33,7 @@ PROGRESS_INTERVAL = 0.1  # seconds between two lines of one phase
 def main(operation_id: str) -> int:
     """Carries out one operation of the registry that `TORPOR_HOME` names. Raises nothing that is on record."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    prepare_pause()
     os.umask(0o077)
     private_mounts.enter()
     paths = places.from_environment()

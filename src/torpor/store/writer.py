@@ -179,7 +179,8 @@ class Writer:
                 self._index.verified(self._stream.names)
 
     def _require_chunks(self, made: Manifest) -> None:
-        foreign = {i for thing in made.objects.values() for i in thing.ids()} - self._seen
+        named = {one for thing in made.objects.values() for one in zip(thing.ids(), thing.lengths, strict=True)}
+        foreign = {i for i, size in named if i not in self._seen and not self._keys.is_zero_chunk(i, size)}
         if foreign and (missing := foreign - self._index.known(list(foreign)).keys()):
             raise StoreError(f"The checkpoint {made.checkpoint} refers to {len(missing)} chunks that are not stored.")
 
