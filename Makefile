@@ -20,7 +20,7 @@ demo: $(VENV)/.installed $(VENV)/.torch-if-small ## Show a real notebook hiberna
 	@$(BIN)/torpor setup
 	@$(BIN)/torpor demo
 
-test: $(VENV)/.installed $(VENV)/.torch ## Check everything: lint, types, layers, tests
+test: $(VENV)/.installed $(VENV)/.torch $(VENV)/.programs ## Check everything: lint, types, layers, tests
 	@$(BIN)/torpor setup
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -58,6 +58,10 @@ $(VENV)/.torch: requirements/torch.txt requirements/torch-cuda.txt requirements/
 	@echo "Installing PyTorch"
 	@$(BIN)/python requirements/install_torch.py
 	@touch $@ $(VENV)/.torch-if-small
+
+$(VENV)/.programs: requirements/debian.txt requirements/install_debian.sh | $(BIN)/python
+	@requirements/install_debian.sh
+	@touch $@
 
 $(VENV)/.torch-if-small: requirements/torch.txt requirements/torch-cuda.txt requirements/install_torch.py $(VENV)/.locked
 	@echo "Installing PyTorch if it is small here"
