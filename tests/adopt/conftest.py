@@ -6,6 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.adopt.programs import Program
+from tests.sessions.stage import Stage, a_stage
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    yield from a_stage()
 
 
 @pytest.fixture

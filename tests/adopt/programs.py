@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -11,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.installation import eventually
+from tests.sessions.stage import Stage
 
 from torpor.engine import procfs
-from torpor.model import ProcessId
+from torpor.model import Launch, ProcessId, Session, State
 
 PYTHON = "/usr/bin/python3"
 
@@ -66,6 +68,32 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+
+def adopted(stage: Stage, program: Program) -> Session:
+    """What the agent makes of a running program."""
+    session_id = "s-" + secrets.token_hex(4)
+    folder = stage.paths.session(session_id)
+    folder.mkdir(mode=0o711)
+    for name in ("exit", "out.log"):
+        (folder / name).touch(0o600)
+    process = ProcessId(*procfs.identify(program.pid), procfs.boot_id())
+    stage.keeper.adopt(session_id, process.pid, process.start_time)
+    return stage.registry.create_session(
+        Session(
+            id=session_id,
+            name="adopted",
+            state=State.RUNNING,
+            uid=0,
+            owner="root",
+            node="here",
+            created=time.time(),
+            launch=Launch(tuple(procfs.arguments(program.pid)), str(program.folder), {}),
+            caller=procfs.caller_facts(program.pid, os.getuid(), os.getgid()),
+            init=process,
+            outside=True,
+        )
+    )
 
 
 @contextlib.contextmanager

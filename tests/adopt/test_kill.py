@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.adopt.programs import PYTHON, Program
+from tests.adopt.programs import PYTHON, Program, adopted
 from tests.installation import eventually
-from tests.sessions.stage import Stage, a_stage
+from tests.sessions.stage import Stage
 from tests.sessions.test_kill_matrix import leftovers
 
 from torpor.engine import procfs
-from torpor.model import Launch, OperationKind, ProcessId, Session, State
+from torpor.model import OperationKind, State
 
 COUNTER = """
 import subprocess, time
@@ -31,37 +29,6 @@ MATRIX = [
     *((OperationKind.HIBERNATE, step) for step in ("preflight", "dump", "commit", "verify", "end", "record")),
     *((OperationKind.RESUME, step) for step in ("lay_out", "restore", "run", "record")),
 ]
-
-
-@pytest.fixture
-def stage() -> Iterator[Stage]:
-    yield from a_stage()
-
-
-def adopted(stage: Stage, program: Program) -> Session:
-    """What the agent makes of a running program."""
-    session_id = "s-" + secrets.token_hex(4)
-    folder = stage.paths.session(session_id)
-    folder.mkdir(mode=0o711)
-    for name in ("exit", "out.log"):
-        (folder / name).touch(0o600)
-    process = ProcessId(*procfs.identify(program.pid), procfs.boot_id())
-    stage.keeper.adopt(session_id, process.pid, process.start_time)
-    return stage.registry.create_session(
-        Session(
-            id=session_id,
-            name="adopted",
-            state=State.RUNNING,
-            uid=0,
-            owner="root",
-            node="here",
-            created=time.time(),
-            launch=Launch(tuple(procfs.arguments(program.pid)), str(program.folder), {}),
-            caller=procfs.caller_facts(program.pid, os.getuid(), os.getgid()),
-            init=process,
-            outside=True,
-        )
-    )
 
 
 def counts_on(program: Program) -> None:
