@@ -1,25 +1,21 @@
-"""Programs that people run: each started, hibernated, resumed, and asked whether its own state is as it was.
-
-The whole run writes the table docs/programs.md.
-"""
+"""Programs that people run: each started, hibernated, resumed, and asked whether its own state is as it was."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.installation import Installation, eventually
+from tests.programs.table import Table
 
 from torpor.errors import PreflightRefused
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
-TABLE = HERE.parents[1] / "docs" / "programs.md"
 PATIENCE = 120.0  # seconds until a program has imported what it needs, on a busy machine
 
 
@@ -97,27 +93,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def results() -> Iterator[dict[str, str]]:
-    """What came of each case; written down when all of them were tried."""
-    found: dict[str, str] = {}
-    yield found
-    if set(found) == {*CASES, "tmux"}:
-        TABLE.write_text(table(found))
-
-
-def table(results: dict[str, str]) -> str:
-    rows = [(case.title, results[name], case.checked) for name, case in CASES.items()]
-    rows.append(("tmux", results["tmux"], TMUX))
-    head = (
-        "# Programs that were tried\n\n"
-        "Written by `tests/programs`: each program was started by `torpor run -d`, hibernated and resumed, and then\n"
-        "asked whether its own state is as it was. Versions are those of `requirements/` and of Debian.\n\n"
-        "| program | result | what was checked |\n|---|---|---|\n"
-    )
-    return head + "".join(f"| {title} | {result} | {checked} |\n" for title, result, checked in rows)
-
-
 def ask(folder: Path, number: int) -> str:
     """The program's answer to its next question."""
     (folder / f"ask-{number}").touch()
@@ -127,14 +102,14 @@ def ask(folder: Path, number: int) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_is_as_it_was(shared_agent: Installation, tmp_path: Path, results: dict[str, str], name: str) -> None:
+def test_a_program_is_as_it_was(shared_agent: Installation, tmp_path: Path, table: Table, name: str) -> None:
     case = CASES[name]
     argv = [str(tmp_path) if word == "FOLDER" else word for word in case.argv]
     started = shared_agent.torpor("run", "-d", "--name", name, "--cwd", str(tmp_path), "--", *argv)
     assert started.returncode == 0, started.stderr
     try:
         assert ask(tmp_path, 0) == "as it was"
-        results[name] = taken_through(shared_agent, case, name, tmp_path)
+        table.add(case.title, taken_through(shared_agent, case, name, tmp_path), case.checked)
     finally:
         print(shared_agent.output(name))
         shared_agent.client.remove(name, force=True)
@@ -184,10 +159,7 @@ def test_a_server_is_reached_again_from_outside(shared_agent: Installation, tmp_
     shared_agent.client.remove("server", force=True)
 
 
-TMUX = "windows, a shell's variables; clients attach again"
-
-
-def test_tmux(shared_agent: Installation, tmp_path: Path, results: dict[str, str]) -> None:
+def test_tmux(shared_agent: Installation, tmp_path: Path, table: Table) -> None:
     path = str(shared_agent.home / "tmux")
 
     def tell(*command: str) -> str:
@@ -207,4 +179,4 @@ def test_tmux(shared_agent: Installation, tmp_path: Path, results: dict[str, str
     tell("new-window", "bash --norc")
     assert len(tell("list-windows").splitlines()) == 2
     shared_agent.client.remove("tmux", force=True)
-    results["tmux"] = "works"
+    table.add("tmux", "works", "windows, a shell's variables; clients attach again")

@@ -19,6 +19,7 @@ PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
 FILES = "files.img"
+THREADS = "core-"  # how the name of a thread's image begins
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds

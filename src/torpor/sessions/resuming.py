@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, filetree, images, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, interrupted, ports, private_mounts, procfs, terminals
 from torpor.engine.files_kept import OBJECT
 from torpor.engine.home import Home
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status, session_python
@@ -281,6 +281,8 @@ def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -
         image = bytes(content[offset : offset + size])
         if name == images.FILES:
             image = images.rearm_timers(image)
+        elif name.startswith(images.THREADS):
+            image = interrupted.made_again(image)
         elif name == images.PROCESSES and outside:
             image = images.with_own_session(image)
         (folder / name).write_bytes(image)
