@@ -21,6 +21,7 @@ demo: $(VENV)/.installed $(VENV)/.torch-if-small ## Show a real notebook hiberna
 	@$(BIN)/torpor demo
 
 test: $(VENV)/.installed $(VENV)/.torch ## Check everything: lint, types, layers, tests
+	@requirements/install_browser.sh
 	@$(BIN)/torpor setup
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
