@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
-from torpor.agent.running import Running, find_worker, follow_worker
+from torpor.agent.running import Running, find_worker, follow_worker, worker_command
 from torpor.errors import Conflict, TorporError
 from torpor.model import Checkpoint, InputOutput, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -156,7 +155,7 @@ class Operations:
             environment["TORPOR_HOME"] = os.path.abspath(home)
         log = os.open(self.paths.state / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            argv = [sys.executable, "-m", "torpor.sessions.worker", operation.id]
+            argv = worker_command(operation.id)
             return await self.keeper.spawn(f"{operation.kind}-{operation.id}", argv, environment, output, log)
         finally:
             os.close(log)

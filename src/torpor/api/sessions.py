@@ -16,7 +16,7 @@ import torpor
 from torpor.agent import callers
 from torpor.agent.node import Node
 from torpor.api import requests
-from torpor.api.access import caller_of, node_of, session_of
+from torpor.api.access import caller_of, may_look_into, node_of, sees_all, session_of
 from torpor.api.views import session_view, verdict_view
 from torpor.errors import NotFound, UsageError
 from torpor.model import Launch, Session, State
@@ -47,10 +47,10 @@ async def node_facts(request: Request) -> Response:
 
 
 async def listing(request: Request) -> Response:
-    """The caller's sessions; root's listing has everybody's."""
+    """The caller's sessions; root's listing, and that of admins, has everybody's."""
     node, caller = node_of(request), caller_of(request)
-    found = node.registry.sessions(None if caller.sees_all else caller.uid)
-    return JSONResponse([session_view(node, session) for session in found])
+    found = node.registry.sessions(None if sees_all(node, caller) else caller.uid)
+    return JSONResponse([session_view(node, session, whole=may_look_into(caller, session)) for session in found])
 
 
 async def create(request: Request) -> Response:
@@ -58,7 +58,8 @@ async def create(request: Request) -> Response:
     node, caller = node_of(request), caller_of(request)
     new = await requests.body_of(request, requests.NewSession)
     requests.check_new_session(new)
-    facts = await asyncio.to_thread(callers.facts, caller.pid, caller.uid, caller.gid)
+    who = (caller.pid, caller.start_time, caller.uid, caller.gid, caller.groups)
+    facts = await asyncio.to_thread(callers.facts, *who)
     launch = Launch(tuple(new.argv), new.cwd, new.env, new.io, new.rows, new.columns)
     session = await node.lifecycle.launch(
         facts,
@@ -74,7 +75,9 @@ async def create(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """One session with its checkpoints whole."""
-    return JSONResponse(session_view(node_of(request), session_of(request), full=True))
+    session = session_of(request, admins=True)
+    whole = may_look_into(caller_of(request), session)
+    return JSONResponse(session_view(node_of(request), session, full=True, whole=whole))
 
 
 async def watch(request: Request) -> Response:
@@ -119,7 +122,7 @@ async def remove(request: Request) -> Response:
 
 async def why(request: Request) -> Response:
     """The verdict in a sentence, with the policy that acts on it."""
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     policy, problem = node.policy.current(), node.policy.problem
     return JSONResponse(
         {

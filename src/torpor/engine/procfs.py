@@ -5,6 +5,7 @@ A process is named by its pid and its start time (clock ticks after boot), never
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -126,8 +127,26 @@ def uid(pid: int) -> int:
     return int(_status(pid)["Uid"].split()[1])
 
 
-def caller_facts(pid: int, uid: int, gid: int) -> Caller:
-    """What a session started for the peer `pid` takes over from it; `uid` and `gid` are its peer credentials.
+def confinement(pid: int) -> list[str]:
+    """What holds the process back that cannot be put around another one: `a seccomp filter`, `the AppArmor profile X`.
+
+    Raises NotFound. A Landlock domain cannot be seen from outside.
+    """
+    held = ["a seccomp filter"] if _status(pid).get("Seccomp", "0") != "0" else []
+    profile = _apparmor_profile(pid)
+    if profile is not None and profile != _apparmor_profile("self"):
+        held.append(f"the AppArmor profile {profile}")
+    return held
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Real, effective, saved and file system user id of the process. Raises NotFound."""
+    return tuple(int(number) for number in _status(pid)["Uid"].split())
+
+
+def caller_facts(pid: int, uid: int, gid: int, groups: tuple[int, ...] | None = None) -> Caller:
+    """What a session started for the peer `pid` takes over from it; `uid`, `gid` and `groups` are its peer credentials
+    (`groups` None: as they are now).
 
     Raises NotFound when the peer is gone (or in a pid namespace that cannot be seen from here), NotPermitted
     when the process of that pid is no longer the one that connected.
@@ -142,7 +161,8 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     fields = _stat(pid)
     limits = _read_of(pid, "limits")
     cgroups = _read_of(pid, "cgroup")
-    if fields is None or limits is None or cgroups is None:
+    oom_score_adj = _read_of(pid, "oom_score_adj")
+    if fields is None or limits is None or cgroups is None or oom_score_adj is None:
         raise NotFound(f"Process {pid} does not exist.")
     try:
         affinity = tuple(sorted(os.sched_getaffinity(pid)))
@@ -151,15 +171,33 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     return Caller(
         uid=uid,
         gid=gid,
-        groups=tuple(int(group) for group in status["Groups"].split()),
+        groups=tuple(int(group) for group in status["Groups"].split()) if groups is None else groups,
         umask=int(status["Umask"], 8),
         affinity=affinity,
         limits=_parse_limits(limits),
         cgroups=tuple(cgroups.splitlines()),
         namespaces=namespaces(pid),
-        capabilities_bounding=int(status["CapBnd"], 16),
+        capabilities_bounding=_capabilities(status, uid),
         nice=int(fields[16]),
+        oom_score_adj=int(oom_score_adj),
     )
+
+
+def _capabilities(status: dict[str, str], uid: int) -> int:
+    """What a session may ever have: root gets what this root has itself, others have none to begin with."""
+    bounding = int(status["CapBnd"], 16)
+    return bounding & int(status["CapPrm"], 16) if uid == 0 else bounding
+
+
+def _apparmor_profile(pid: int | str) -> str | None:
+    try:
+        return _read(f"/proc/{pid}/attr/apparmor/current").strip("\0\n") or None
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # no such module in this kernel
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the module is there, and not in use
+            return None
+        raise
 
 
 def _current_boot() -> str:

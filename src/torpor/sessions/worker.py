@@ -18,6 +18,7 @@ import msgspec
 from torpor import paths as places
 from torpor.engine import private_mounts, procfs
 from torpor.engine.criu_binary import require_criu
+from torpor.engine.launcher import join_fresh_keyring
 from torpor.errors import TorporError
 from torpor.model import Operation, OperationKind, ProcessId
 from torpor.paths import Paths
@@ -36,6 +37,7 @@ def main(operation_id: str) -> int:
     prepare_pause()
     os.umask(0o077)
     private_mounts.enter()
+    join_fresh_keyring()  # what CRIU restores inherits it
     paths = places.from_environment()
     registry = Registry(paths.database)
     registry.note_worker(operation_id, ProcessId(*procfs.identify(os.getpid()), procfs.boot_id()))
