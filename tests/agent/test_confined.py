@@ -14,7 +14,7 @@ import pytest
 from tests.agent.people import ASK, Somebody
 from tests.installation import PYTHON, Installation
 
-from torpor.agent import callers
+from torpor.agent import callers, running
 from torpor.api import peer
 from torpor.engine import procfs
 from torpor.errors import NotFound, NotPermitted
@@ -184,22 +184,27 @@ def test_a_peer_is_who_connected_and_not_who_uses_the_connection(tmp_path: Path)
                 assert peer.identify(connection).start_time == 0
 
 
-def test_a_command_line_that_looks_like_a_workers_makes_no_worker() -> None:
-    looks_like = [PYTHON, "-c", "import sys; print(flush=True); sys.stdin.read()", *running.worker_command("o-1")[1:]]
-    exact = ["sh", "-c", 'exec -a "$@"']
-    assert exact
-    for identity in (("--reuid=54321", "--clear-groups", "--regid=54322"), ("--ruid=54321", "--clear-groups")):
-        with start_as(identity, "o-1") as child:
-            assert running.find_worker("o-1") is None
-            child.communicate()
-    with start_as(("--reuid=0", "--clear-groups"), "o-1") as child:
+@pytest.mark.parametrize(
+    ("identity", "is_worker"),
+    [
+        (("--reuid=54321", "--regid=54322", "--clear-groups"), False),
+        (("--ruid=54321",), False),  # as a set-user-id program that somebody started
+        (("--reuid=0",), True),
+    ],
+)
+def test_a_command_line_makes_no_worker_of_somebodys_process(
+    tmp_path: Path, identity: tuple[str, ...], is_worker: bool
+) -> None:
+    (tmp_path / "torpor" / "sessions").mkdir(parents=True)
+    (tmp_path / "torpor" / "sessions" / "worker.py").write_text("print(flush=True); input()")
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    command = ["setpriv", *identity, PYTHON, *running.worker_command("o-1")[1:]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, env={"PATH": os.environ["PATH"]}, **pipes) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         found = running.find_worker("o-1")
-        assert found is not None
-        assert found.pid == child.pid
+        assert (found is not None and found.pid == child.pid) == is_worker
         assert running.find_worker("o-2") is None
-        child.communicate()
-    assert looks_like
-
-
-def start_as(identity: tuple[str, ...], operation: str) -> subprocess.Popen[bytes]:
-    """A process with exactly a worker's command line: a shell that reads it as a script of its own."""
+        child.communicate(b"\n")
