@@ -74,11 +74,14 @@ def rewrite(folder: Path, wanted: Mapping[bytes, Rewrite]) -> None:
         (folder / REMAP).write_bytes(remaps)
 
 
-def nameless(folder: Path) -> set[bytes]:
-    """The last names of everything that had none any more when it was saved: CRIU makes it anew, and removes it."""
+def nameless(folder: Path) -> dict[bytes, int]:
+    """Everything that had no name any more when it was saved: its last name, and its mode with its kind.
+
+    CRIU makes it anew, and removes it.
+    """
     ids = {dict(fields_of(body))[ID] for body in entries_of(_remaps(folder))}
     found = [_regular(body) for body in entries_of((folder / FILES).read_bytes())]
-    return {_bytes(facts[NAME]) for facts in found if facts.get(ID) in ids}
+    return {_bytes(facts[NAME]): _number(facts.get(MODE, 0)) for facts in found if facts.get(ID) in ids}
 
 
 def drop_mounts(folder: Path, here: Collection[str]) -> None:
@@ -105,6 +108,11 @@ def _remaps(folder: Path) -> bytes:
 
 def _bytes(value: Field) -> bytes:
     assert isinstance(value, bytes)
+    return value
+
+
+def _number(value: Field) -> int:
+    assert isinstance(value, int)
     return value
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torpor.engine import procfs
+from torpor.engine import privileges, procfs
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
@@ -32,21 +32,23 @@ def objections(init_pid: int, terminal: str | None = None) -> list[str]:
     `terminal` is the session's own terminal, whose other end is outside the tree.
     """
     found: list[str] = []
+    lost = _relative_sockets() if _cannot_ask_for_names(init_pid) else {}
     device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):
         name = _name(pid)
-        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device)]
+        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device, lost)]
     return list(dict.fromkeys(found))
 
 
-def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Iterator[str]:
+def _objections(pid: int, expected: dict[str, str], terminal: int | None, relative: dict[str, str]) -> Iterator[str]:
     try:
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
         controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
         of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
+        of_descriptors += _of_sockets(pid, relative)
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
     yield from of_descriptors
@@ -74,7 +76,26 @@ def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
                 yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
 
 
-def _lines(pid: int, name: str) -> list[str]:
+def _cannot_ask_for_names(init_pid: int) -> bool:
+    """CRIU asks the kernel where a socket's name is, unless it has to work as the session's user."""
+    return procfs.uids(init_pid)[1] != 0 and not privileges.may_read_limits_of_others()
+
+
+def _relative_sockets() -> dict[str, str]:
+    """Unix sockets bound to a relative name: link of their descriptor to that name."""
+    fields = [line.split(maxsplit=7) for line in _lines("net", "unix")[1:]]
+    return {f"socket:[{one[6]}]": one[7] for one in fields if len(one) == 8 and not one[7].startswith(("/", "@"))}
+
+
+def _of_sockets(pid: int, relative: dict[str, str]) -> Iterator[str]:
+    for fd in os.listdir(f"/proc/{pid}/fd") if relative else []:
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            name = relative.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if name is not None and not os.path.exists(f"/proc/{pid}/cwd/{name}"):
+                yield f"has a socket bound to {name}, which CRIU does not find from its folder (descriptor {fd})"
+
+
+def _lines(pid: int | str, name: str) -> list[str]:
     return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
 
 

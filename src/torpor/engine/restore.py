@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, private_mounts, yards
+from torpor.engine import images, places, private_mounts, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
 from torpor.engine.pagestream import PAGE, SEGMENT, Entry, PageObject, SegmentPool
@@ -75,6 +75,7 @@ class Restore:
         """
         pid = self._run.wait_for("post-restore")
         self._restored = os.pidfd_open(pid)
+        places.let_follow(pid)
         return pid
 
     def let_go(self) -> None:
