@@ -12,6 +12,7 @@ from typing import Any
 from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.running import Running, find_worker, follow_worker, worker_command
+from torpor.agent.turns import Turns
 from torpor.errors import Conflict, TorporError
 from torpor.model import Checkpoint, InputOutput, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -20,6 +21,7 @@ from torpor.sessions.registry import STARTS, Registry
 
 logger = logging.getLogger(__name__)
 
+SAVES_AT_ONCE, RESUMES_AT_ONCE = 4, 8  # of one user's sessions
 RECOVERY_DELAYS = (0.0, 1.0, 5.0, 30.0)  # seconds before each attempt; the last one is repeated for ever
 
 
@@ -34,6 +36,7 @@ class Operations:
         self.settle: Callable[[str], None] = lambda _: None  # what looks at a session after each end
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._saves, self._resumes = Turns(SAVES_AT_ONCE), Turns(RESUMES_AT_ONCE)
 
     def of(self, session_id: str) -> Running | None:
         """The operation of this session that is in progress."""
@@ -55,7 +58,7 @@ class Operations:
         operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint)
         self.board.notify(session.id)
         running = self._running[session.id] = Running(operation)
-        self._background(self._carry_out(running))
+        self._background(self._in_turn(running, session.uid))
         return running
 
     async def resume(self, session: Session) -> Running | None:
@@ -129,6 +132,12 @@ class Operations:
             f"Session {session.name} is {session.state} and has no verified checkpoint to resume from.",
             hint=f"Look at: torpor checkpoints {session.name}",
         )
+
+    async def _in_turn(self, running: Running, uid: int) -> None:
+        """Many sessions of one user that fall idle together must not take all of the node's memory and cores."""
+        turns = self._resumes if running.operation.kind is OperationKind.RESUME else self._saves
+        async with turns.turn(uid):
+            await self._carry_out(running)
 
     async def _carry_out(self, running: Running) -> None:
         operation = running.operation

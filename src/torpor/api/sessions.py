@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import torpor
-from torpor.agent import callers
+from torpor.agent import callers, shares
 from torpor.agent.node import Node
-from torpor.api import requests
+from torpor.api import answers, requests
 from torpor.api.access import caller_of, may_look_into, node_of, sees_all, session_of
 from torpor.api.views import session_view, verdict_view
 from torpor.errors import NotFound, UsageError
@@ -25,7 +25,7 @@ WATCH_LIMIT = 300.0  # seconds
 LOOK_EVERY = 1.0  # seconds between looks at the registry
 LOOK_DURING_OPERATION = 0.02  # then its worker changes the registry, too
 LOG_PERIOD = 0.1  # seconds between looks for more output
-LOG_PIECE = 1 << 18
+LOG_PIECE = 1 << 16
 OVER = frozenset({State.ENDED, State.FAILED})
 STREAMS = {"out": "out.log", "err": "err.log"}
 
@@ -50,17 +50,23 @@ async def listing(request: Request) -> Response:
     """The caller's sessions; root's listing, and that of admins, has everybody's."""
     node, caller = node_of(request), caller_of(request)
     found = node.registry.sessions(None if sees_all(node, caller) else caller.uid)
-    return JSONResponse([session_view(node, session, whole=may_look_into(caller, session)) for session in found])
+    return answers.of_sessions(
+        caller.uid,
+        found,
+        lambda: [session_view(node, session, whole=may_look_into(caller, session)) for session in found],
+    )
 
 
 async def create(request: Request) -> Response:
     """Starts a session as the caller."""
     node, caller = node_of(request), caller_of(request)
-    new = await requests.body_of(request, requests.NewSession)
+    new = await requests.large_body_of(request, requests.NewSession, caller.uid)
     requests.check_new_session(new)
     who = (caller.pid, caller.start_time, caller.uid, caller.gid, caller.groups)
     facts = await asyncio.to_thread(callers.facts, *who)
     launch = Launch(tuple(new.argv), new.cwd, new.env, new.io, new.rows, new.columns)
+    if not caller.sees_all:
+        shares.check(node.registry.sessions(caller.uid), launch)
     session = await node.lifecycle.launch(
         facts,
         launch,
@@ -70,14 +76,14 @@ async def create(request: Request) -> Response:
         kind=new.kind,
         on_failure=new.on_failure,
     )
-    return JSONResponse(session_view(node, session), status_code=201)
+    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session), status=201)
 
 
 async def show(request: Request) -> Response:
     """One session with its checkpoints whole."""
-    session = session_of(request, admins=True)
-    whole = may_look_into(caller_of(request), session)
-    return JSONResponse(session_view(node_of(request), session, full=True, whole=whole))
+    node, caller, session = node_of(request), caller_of(request), session_of(request, admins=True)
+    whole = may_look_into(caller, session)
+    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session, full=True, whole=whole))
 
 
 async def watch(request: Request) -> Response:
@@ -93,7 +99,7 @@ async def watch(request: Request) -> Response:
             pause = LOOK_DURING_OPERATION if node.operations.of(session.id) else LOOK_EVERY
             await node.board.news(session.id, min(left, pause))
             session = node.registry.session(session.id)
-    return JSONResponse(session_view(node, session))
+    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session))
 
 
 async def signal(request: Request) -> Response:
@@ -109,7 +115,8 @@ async def end(request: Request) -> Response:
     """Ends a session: SIGTERM, SIGKILL after a grace."""
     node, session = node_of(request), session_of(request)
     asked = await requests.body_of(request, requests.End)
-    return JSONResponse(session_view(node, await node.lifecycle.end(session.id, keep=asked.keep)))
+    ended = await node.lifecycle.end(session.id, keep=asked.keep)
+    return answers.of_sessions(caller_of(request).uid, [ended], lambda: session_view(node, ended))
 
 
 async def remove(request: Request) -> Response:

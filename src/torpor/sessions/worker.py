@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from torpor import logs
 from torpor import paths as places
 from torpor.engine import private_mounts, procfs
 from torpor.engine.criu_binary import require_criu
@@ -34,6 +35,7 @@ PROGRESS_INTERVAL = 0.1  # seconds between two lines of one phase
 def main(operation_id: str) -> int:
     """Carries out one operation of the registry that `TORPOR_HOME` names. Raises nothing that is on record."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    logs.configure("warning")
     prepare_pause()
     os.umask(0o077)
     private_mounts.enter()
