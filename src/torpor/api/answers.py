@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from torpor.agent.shares import size_of
 from torpor.agent.turns import Turns
 from torpor.api.requests import LARGE_AT_ONCE
-from torpor.model import Session
 
-SMALL = 128 << 10  # bytes of commands and environments in an answer
+SMALL = 128 << 10  # bytes
 PIECE = 64 << 10
 
 _large = Turns(LARGE_AT_ONCE)
 
 
-def of_sessions(uid: int, shown: Sequence[Session], build: Callable[[], Any], *, status: int = 200) -> Response:
-    """The JSON that `build` makes of these sessions; a large one is made and sent when it is the user's turn."""
-    if sum(size_of(session.launch) for session in shown) <= SMALL:
+def whole(uid: int, size: int, build: Callable[[], Any], *, status: int = 200) -> Response:
+    """The JSON of what `build` reads, which is about `size` bytes; if large, read and sent when it is the user's turn.
+
+    Until then nothing of it is kept: `build` must hold nothing large.
+    """
+    if size <= SMALL:
         return JSONResponse(build(), status_code=status)
     return StreamingResponse(_pieces(uid, build), status_code=status, media_type="application/json")
 

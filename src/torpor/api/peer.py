@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from torpor.errors import NotPermitted
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_PER_USER = 512  # of one uid at once; root is not counted
+WARN_EVERY = 60.0  # seconds: who is turned away must not fill the log
 SO_PEERGROUPS = {"sparc64": 0x3D}.get(os.uname().machine, 59)
 SO_PEERPIDFD = {"sparc64": 0x56}.get(os.uname().machine, 77)
 GROUPS_LIMIT = 65536  # of one process, for the kernel
@@ -58,6 +60,7 @@ class PeerProtocol(H11Protocol):
     """HTTP on a unix socket; `scope["state"]["peer"]` is the caller."""
 
     _open: ClassVar[Counter[int]] = Counter()
+    _warned: ClassVar[dict[int, float]] = {}
     _peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +71,7 @@ class PeerProtocol(H11Protocol):
         self._open[self._peer.uid] += 1
         self.app_state = {**self.app_state, "peer": self._peer}
         if self._open[self._peer.uid] > CONNECTIONS_PER_USER and not self._peer.sees_all:
-            logger.warning("User %d has more than %d connections; one was closed", self._peer.uid, CONNECTIONS_PER_USER)
+            self._warn_of(self._peer.uid)
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,6 +81,12 @@ class PeerProtocol(H11Protocol):
             if not self._open[self._peer.uid]:
                 del self._open[self._peer.uid]
         super().connection_lost(exc)
+
+    def _warn_of(self, uid: int) -> None:
+        now = time.monotonic()
+        if now - self._warned.get(uid, -WARN_EVERY) >= WARN_EVERY:
+            self._warned[uid] = now
+            logger.warning("User %d has more than %d connections; further ones are closed", uid, CONNECTIONS_PER_USER)
 
 
 def peer_of(scope: dict[str, Any]) -> Peer:

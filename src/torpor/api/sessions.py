@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from torpor.agent import callers, shares
 from torpor.agent.node import Node
 from torpor.api import answers, requests
 from torpor.api.access import caller_of, may_look_into, node_of, sees_all, session_of
+from torpor.api.peer import Peer
 from torpor.api.views import session_view, verdict_view
 from torpor.errors import NotFound, UsageError
 from torpor.model import Launch, Session, State
@@ -49,12 +51,14 @@ async def node_facts(request: Request) -> Response:
 async def listing(request: Request) -> Response:
     """The caller's sessions; root's listing, and that of admins, has everybody's."""
     node, caller = node_of(request), caller_of(request)
-    found = node.registry.sessions(None if sees_all(node, caller) else caller.uid)
-    return answers.of_sessions(
-        caller.uid,
-        found,
-        lambda: [session_view(node, session, whole=may_look_into(caller, session)) for session in found],
-    )
+    owner = None if sees_all(node, caller) else caller.uid
+
+    def read() -> list[dict[str, Any]]:
+        found = node.registry.sessions(owner)
+        return [session_view(node, session, whole=may_look_into(caller, session)) for session in found]
+
+    size = sum(shares.size_of(session.launch) for session in node.registry.sessions(owner))
+    return answers.whole(caller.uid, size, read)
 
 
 async def create(request: Request) -> Response:
@@ -76,30 +80,30 @@ async def create(request: Request) -> Response:
         kind=new.kind,
         on_failure=new.on_failure,
     )
-    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session), status=201)
+    return _view(node, caller, session, status=201)
 
 
 async def show(request: Request) -> Response:
     """One session with its checkpoints whole."""
-    node, caller, session = node_of(request), caller_of(request), session_of(request, admins=True)
-    whole = may_look_into(caller, session)
-    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session, full=True, whole=whole))
+    return _view(node_of(request), caller_of(request), session_of(request, admins=True), full=True)
 
 
 async def watch(request: Request) -> Response:
     """The session as soon as its version is greater than the caller's, or at the timeout."""
     node, caller, session = node_of(request), caller_of(request), session_of(request)
+    session_id, version = session.id, session.version
+    del session  # many may wait, and a session may have a large environment
     known = requests.number_of(request, "version", -1, -1, 1e15)
     timeout = requests.number_of(request, "timeout", 30, 0, WATCH_LIMIT)
     deadline = time.monotonic() + timeout
-    with node.board.watching(session.id, caller.pid):
-        while session.version <= known and (left := deadline - time.monotonic()) > 0 and not node.closing:
+    with node.board.watching(session_id, caller.pid):
+        while version <= known and (left := deadline - time.monotonic()) > 0 and not node.closing:
             if await request.is_disconnected():
                 break  # a relay that was killed must not count as present
-            pause = LOOK_DURING_OPERATION if node.operations.of(session.id) else LOOK_EVERY
-            await node.board.news(session.id, min(left, pause))
-            session = node.registry.session(session.id)
-    return answers.of_sessions(caller.uid, [session], lambda: session_view(node, session))
+            pause = LOOK_DURING_OPERATION if node.operations.of(session_id) else LOOK_EVERY
+            await node.board.news(session_id, min(left, pause))
+            version = node.registry.session(session_id).version
+    return _view(node, caller, node.registry.session(session_id))
 
 
 async def signal(request: Request) -> Response:
@@ -115,8 +119,7 @@ async def end(request: Request) -> Response:
     """Ends a session: SIGTERM, SIGKILL after a grace."""
     node, session = node_of(request), session_of(request)
     asked = await requests.body_of(request, requests.End)
-    ended = await node.lifecycle.end(session.id, keep=asked.keep)
-    return answers.of_sessions(caller_of(request).uid, [ended], lambda: session_view(node, ended))
+    return _view(node, caller_of(request), await node.lifecycle.end(session.id, keep=asked.keep))
 
 
 async def remove(request: Request) -> Response:
@@ -153,6 +156,15 @@ async def logs(request: Request) -> Response:
     follow = requests.number_of(request, "follow", 0, 0, 1) == 1
     path = node.paths.session(session.id) / STREAMS[stream]
     return StreamingResponse(_pieces(node, session, path, follow=follow), media_type="application/octet-stream")
+
+
+def _view(node: Node, caller: Peer, session: Session, *, full: bool = False, status: int = 200) -> Response:
+    session_id, whole, size = session.id, may_look_into(caller, session), shares.size_of(session.launch)
+
+    def read() -> dict[str, Any]:
+        return session_view(node, node.registry.session(session_id), full=full, whole=whole)
+
+    return answers.whole(caller.uid, size, read, status=status)
 
 
 async def _pieces(node: Node, session: Session, path: Path, *, follow: bool) -> AsyncIterator[bytes]:
