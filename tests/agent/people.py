@@ -38,17 +38,21 @@ class Somebody:
         (self.library / "torpor").mkdir(parents=True, exist_ok=True)
         for module in ("__init__", "errors", "paths", "client"):
             shutil.copy(package / f"{module}.py", self.library / "torpor")
+        groups_option = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+        self._identity = ("setpriv", f"--reuid={uid}", f"--regid={GID}", groups_option)
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "TORPOR_HOME": str(agent.home),
+            "PYTHONPATH": str(self.library),
+        }
         for entry in (self.library, *self.library.rglob("*")):
             entry.chmod(0o755)
 
     def run(self, *command: str, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """Runs a command as this user, with their supplementary groups."""
-        groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
-        identity = ("setpriv", f"--reuid={self.uid}", f"--regid={GID}", groups)
-        environment = {"PATH": os.environ["PATH"], "TORPOR_HOME": str(self.agent.home), "PYTHONPATH": str(self.library)}
         return subprocess.run(
-            [*wrapper, *identity, *command],
-            env=environment,
+            [*wrapper, *self._identity, *command],
+            env=self._environment,
             cwd="/",
             capture_output=True,
             text=True,
@@ -61,6 +65,16 @@ class Somebody:
         done = self.run(PYTHON, "-S", "-c", ASK, json.dumps([method, arguments]), wrapper=wrapper)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def start_operation(self, ref: str, kind: str) -> subprocess.Popen[str]:
+        """Starts an operation, and does not wait for its end."""
+        code = "import sys; from torpor.client import Client; list(Client().operation(*sys.argv[1:]))"
+        return subprocess.Popen(
+            [*self._identity, PYTHON, "-S", "-c", code, ref, kind],
+            env=self._environment,
+            cwd="/",
+            text=True,
+        )
 
     def start(self, *argv: str, **facts: Any) -> Any:
         """Starts a detached session."""

@@ -162,7 +162,7 @@ class Operations:
         home = os.environ.get("TORPOR_HOME")
         if home:
             environment["TORPOR_HOME"] = os.path.abspath(home)
-        log = os.open(self.paths.state / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(self.paths.logs / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             argv = worker_command(operation.id)
             return await self.keeper.spawn(f"{operation.kind}-{operation.id}", argv, environment, output, log)
