@@ -30,6 +30,7 @@ IS_UNIX_SOCKET = b"\x08\x05"  # how an entry of FILES begins when its descriptor
 UNIX_SOCKET = 16  # its field in the entry; below are fields of `images/sk-unix.proto`
 NAME = 11
 NAME_LIMIT = 107  # bytes
+SESSIONS_OWN = b"/dev/shm/"  # not the node's: what leads there through links is refused when it is saved
 CLONE_FS, CLONE_NEWNS = 0x200, 0x20000
 SYS_MOUNT_SETATTR = 442  # the same on every architecture
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
@@ -148,7 +149,7 @@ def _real_name(name: bytes, caller: Caller) -> bytes:
     Names that are relative begin at a folder that the kernel told; those in no folder begin with a zero byte.
     """
     path = name.rstrip(b"\0")
-    if not path.startswith(b"/"):
+    if not path.startswith(b"/") or path.startswith(SESSIONS_OWN):
         return name
     parent = os.path.realpath(os.path.dirname(path))
     if parent == os.path.dirname(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from torpor.engine import privileges, procfs
 
@@ -32,23 +32,23 @@ def objections(init_pid: int, terminal: str | None = None) -> list[str]:
     `terminal` is the session's own terminal, whose other end is outside the tree.
     """
     found: list[str] = []
-    lost = _relative_sockets() if _cannot_ask_for_names(init_pid) else {}
+    sockets = _bound_sockets(init_pid)
     device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):
         name = _name(pid)
-        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device, lost)]
+        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device, sockets)]
     return list(dict.fromkeys(found))
 
 
-def _objections(pid: int, expected: dict[str, str], terminal: int | None, relative: dict[str, str]) -> Iterator[str]:
+def _objections(pid: int, expected: dict[str, str], terminal: int | None, sockets: dict[str, str]) -> Iterator[str]:
     try:
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
         controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
         of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
-        of_descriptors += _of_sockets(pid, relative)
+        of_descriptors += _of_sockets(pid, sockets)
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
     yield from of_descriptors
@@ -81,18 +81,24 @@ def _cannot_ask_for_names(init_pid: int) -> bool:
     return procfs.uids(init_pid)[1] != 0 and not privileges.may_read_limits_of_others()
 
 
-def _relative_sockets() -> dict[str, str]:
-    """Unix sockets bound to a relative name: link of their descriptor to that name."""
+def _bound_sockets(init_pid: int) -> dict[str, str]:
+    """Unix sockets that may not come back at their names: link of their descriptor to that name."""
+    relative = _cannot_ask_for_names(init_pid)
     fields = [line.split(maxsplit=7) for line in _lines("net", "unix")[1:]]
-    return {f"socket:[{one[6]}]": one[7] for one in fields if len(one) == 8 and not one[7].startswith(("/", "@"))}
+    named = {f"socket:[{one[6]}]": one[7] for one in fields if len(one) == 8 and not one[7].startswith("@")}
+    return {link: name for link, name in named.items() if name.startswith("/dev/shm/") or (relative and name[0] != "/")}
 
 
-def _of_sockets(pid: int, relative: dict[str, str]) -> Iterator[str]:
-    for fd in os.listdir(f"/proc/{pid}/fd") if relative else []:
+def _of_sockets(pid: int, sockets: dict[str, str]) -> Iterator[str]:
+    for fd in os.listdir(f"/proc/{pid}/fd") if sockets else []:
         with contextlib.suppress(FileNotFoundError):  # closed while we looked
-            name = relative.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
-            if name is not None and not os.path.exists(f"/proc/{pid}/cwd/{name}"):
+            name = sockets.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if name is None:
+                continue
+            if not name.startswith("/") and not os.path.exists(f"/proc/{pid}/cwd/{name}"):
                 yield f"has a socket bound to {name}, which CRIU does not find from its folder (descriptor {fd})"
+            elif any(os.path.islink(f"/proc/{pid}/root{parent}") for parent in PurePosixPath(name).parents):
+                yield f"has a socket bound to {name}, which leads through a link (descriptor {fd})"
 
 
 def _lines(pid: int | str, name: str) -> list[str]:
