@@ -109,8 +109,8 @@ def test_a_file_that_is_called_deleted_is_looked_at_like_any_other(agent: Instal
     assert "code" not in somebody.ask("operation", ref=session, kind="hibernate")
     aside = file.rename(home / "aside")
     os.link(secret, file)  # by somebody who may, where the kernel does not forbid it to them
-    refused = somebody.ask("operation", ref=session, kind="resume")
-    assert refused["code"] == "incompatible" or opened(agent, session) != secret.stat().st_ino
+    answer = somebody.ask("operation", ref=session, kind="resume")
+    assert "code" in answer or opened(agent, session) != secret.stat().st_ino
     assert secret.read_text() == "secret"
     assert aside.read_text() == "my own"
 
