@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,28 @@ def test_a_caller_under_a_seccomp_filter_is_refused(agent: Installation, somebod
     assert refused["code"] == "incompatible"
     assert "held back by a seccomp filter" in refused["message"]
     assert agent.client.sessions() == []
+
+
+def test_a_filter_that_the_agent_is_under_itself_is_no_reason(
+    make_installation: Callable[[], Installation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a container, whose filter is around everything in it."""
+    filtered = tmp_path / "filtered"
+    filtered.write_text(
+        f"#!{sys.executable}\n{FILTERED}\nimport os\nos.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"
+    )
+    filtered.chmod(0o755)
+    agent = make_installation()
+    monkeypatch.setattr("tests.installation.sys.executable", str(filtered))
+    agent.start()
+    monkeypatch.undo()
+    session = Somebody(agent).run(PYTHON, "-S", "-c", FILTERED + ASK, json.dumps(["create_session", TRUE]))
+    assert json.loads(session.stdout)["state"] == "running", session.stdout
+    twice = Somebody(agent).run(PYTHON, "-S", "-c", FILTERED + FILTERED + ASK, json.dumps(["create_session", TRUE]))
+    assert json.loads(twice.stdout)["code"] == "incompatible"
+
+
+TRUE = {"argv": ["sleep", "1000"], "cwd": "/", "env": {"PATH": "/bin"}}
 
 
 def test_a_caller_with_a_host_name_of_its_own_is_refused(agent: Installation, somebody: Somebody) -> None:

@@ -158,6 +158,31 @@ def test_nothing_is_made_through_a_link_that_comes_and_goes_while_it_is_resumed(
     assert (home / "place").is_symlink() != (home / "other").is_symlink()
 
 
+def test_nothing_is_left_through_a_link_that_comes_and_goes_while_it_is_saved(
+    agent: Installation, somebody: Somebody, home: Path
+) -> None:
+    session = start(agent, somebody, home, "another_name()")
+    secret = agent.home / "secret"
+    secret.mkdir(mode=0o700)
+    (home / "other").symlink_to(secret)
+    for _ in range(8):
+        with subprocess.Popen([sys.executable, "-c", EXCHANGE, str(home / "place"), str(home / "other")]) as rival:
+            somebody.ask("operation", ref=session, kind="hibernate")
+            rival.terminate()
+        assert list(secret.iterdir()) == []
+        if somebody.ask("session", ref=session)["state"] == "hibernated":
+            resume(somebody, session, home)
+
+
+def resume(somebody: Somebody, session: str, home: Path) -> None:
+    """The folder may have had either name when the session was saved."""
+    if "code" in somebody.ask("operation", ref=session, kind="resume"):
+        (home / "place").rename(home / "third")
+        (home / "other").rename(home / "place")
+        (home / "third").rename(home / "other")
+        assert "code" not in somebody.ask("operation", ref=session, kind="resume")
+
+
 def test_a_deleted_working_folder_takes_over_nothing_that_is_at_its_name(
     agent: Installation, somebody: Somebody, home: Path
 ) -> None:

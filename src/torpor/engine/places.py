@@ -16,11 +16,11 @@ import subprocess
 import threading
 from pathlib import Path
 
-from torpor.engine.files_images import MOUNT_POINT, nameless
+from torpor.engine.files_images import MOUNT_POINT, helpers, nameless
 from torpor.engine.images import FILES
 from torpor.engine.plain_paths import open_plain
 from torpor.engine.protobuf import Field, entries_of, entry, fields_of, packed
-from torpor.errors import EngineError, Incompatible
+from torpor.errors import Conflict, EngineError, Incompatible
 from torpor.model import Caller
 
 MOUNT_FLAGS = 5  # of an entry of `images/mnt.proto`
@@ -50,6 +50,24 @@ def guard(folder: Path, caller: Caller) -> None:
     for image in folder.glob("mountpoints-*.img"):
         content = image.read_bytes()
         image.write_bytes(b"".join([content[:8], *(entry(_guarded(body)) for body in entries_of(content))]))
+
+
+def require_helpers(folder: Path) -> None:
+    """Raises Conflict when a name that CRIU made while it saved is not where the kernel had said."""
+    for name in helpers(folder):
+        try:
+            parent = open_plain(os.path.dirname(name), os.O_PATH | os.O_DIRECTORY)
+        except OSError:
+            found = False
+        else:
+            found = _exists(os.path.basename(name), parent)
+            os.close(parent)
+        if not found:
+            raise Conflict(
+                f"{os.fsdecode(os.path.dirname(name))} was exchanged while the session was being saved.",
+                safe="It goes on running.",
+                hint="Try again.",
+            )
 
 
 def let_follow(pid: int) -> None:

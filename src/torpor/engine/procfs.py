@@ -128,11 +128,11 @@ def uid(pid: int) -> int:
 
 
 def confinement(pid: int) -> list[str]:
-    """What holds the process back that cannot be put around another one: `a seccomp filter`, `the AppArmor profile X`.
+    """What holds the process back, beyond what holds this one: `a seccomp filter`, `the AppArmor profile X`.
 
     Raises NotFound. A Landlock domain cannot be seen from outside.
     """
-    held = ["a seccomp filter"] if _status(pid).get("Seccomp", "0") != "0" else []
+    held = ["a seccomp filter"] if _filters(pid) > _filters("self") else []
     profile = _apparmor_profile(pid)
     if profile is not None and profile != _apparmor_profile("self"):
         held.append(f"the AppArmor profile {profile}")
@@ -187,6 +187,12 @@ def _capabilities(status: dict[str, str], uid: int) -> int:
     """What a session may ever have: root gets what this root has itself, others have none to begin with."""
     bounding = int(status["CapBnd"], 16)
     return bounding & int(status["CapPrm"], 16) if uid == 0 else bounding
+
+
+def _filters(pid: int | str) -> int:
+    """How many seccomp filters; a kernel that does not count them tells whether there are any."""
+    status = _status(pid)
+    return int(status.get("Seccomp_filters") or status.get("Seccomp", "0"))
 
 
 def _apparmor_profile(pid: int | str) -> str | None:
@@ -254,7 +260,7 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split() if text else None
 
 
-def _status(pid: int) -> dict[str, str]:
+def _status(pid: int | str) -> dict[str, str]:
     text = _read_of(pid, "status")
     if not text:
         raise NotFound(f"Process {pid} does not exist.")
@@ -276,7 +282,7 @@ def _limit_value(text: str) -> int:
     return -1 if text == "unlimited" else int(text)
 
 
-def _read_of(pid: int, name: str) -> str | None:
+def _read_of(pid: int | str, name: str) -> str | None:
     try:
         return _read(f"/proc/{pid}/{name}")
     except (FileNotFoundError, ProcessLookupError):
