@@ -55,6 +55,8 @@ def guard(folder: Path, caller: Caller) -> None:
 def require_helpers(folder: Path) -> None:
     """Raises Conflict when a name that CRIU made while it saved is not where the kernel had said."""
     for name in helpers(folder):
+        if name.startswith(SESSIONS_OWN):
+            continue  # what CRIU saw there is not to be seen from here, and is saved with the session
         try:
             parent = open_plain(os.path.dirname(name), os.O_PATH | os.O_DIRECTORY)
         except OSError:

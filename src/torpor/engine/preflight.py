@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from torpor.engine import privileges, procfs, surroundings
+from torpor.errors import NotFound
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
@@ -53,7 +54,7 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None, socket
             _of_descriptors(pid, on_terminal=controlling == terminal, in_foreground=foreground == session)
         )
         of_descriptors += _of_sockets(pid, sockets)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, NotFound):
         return  # it ended while we looked
     yield from of_descriptors
     for mapped in maps:
