@@ -45,6 +45,11 @@ class Claim:
         return self.folder / "kernel.json"
 
     @property
+    def inner_file(self) -> Path:
+        """What relay and inner half know of each other; not there when the kernel has no inner half."""
+        return self.folder / "inner"
+
+    @property
     def memory_file(self) -> Path:
         """What the relay answers while the kernel is away."""
         return self.folder / "memory.json"

@@ -19,6 +19,7 @@ LINGER = 1000  # milliseconds for the last messages to leave, as kernels do
 RECONNECT = 20  # milliseconds between attempts to reach a kernel that does not listen yet
 BIND_PATIENCE = 10.0  # seconds for an earlier relay on the same ports to go
 BIND_INTERVAL = 0.05
+AT_ONCE = 64  # messages taken from one socket before the others have their turn
 
 Socket = zmq.Socket[bytes]
 
@@ -81,11 +82,17 @@ class KernelSide:
 
     Shell and stdin share one routing id, because the kernel asks for input on the id that the cell came with. The id
     is new for every life: a kernel that was restored may still hold the old one for a connection that is dead.
+    What is under way when the process ends is lost, so it may end at quiet moments only.
     """
+
+    lossless = False
+    is_connected = True  # as far as libzmq tells
+    is_lost = False
 
     def __init__(self, connection: Connection, context: zmq.Context[Socket]) -> None:
         identity = uuid.uuid4().hex.encode()
         self.sockets: dict[str, Socket] = {}
+        self.stdin_is_connected = False
         for channel in REQUEST_CHANNELS:
             socket = self._socket(connection, context, zmq.DEALER)
             socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -98,10 +105,29 @@ class KernelSide:
         for channel, socket in self.sockets.items():
             socket.connect(connection.endpoint(channel))
 
-    def stdin_is_connected(self) -> bool:
-        """Reads the monitor, which is readable: whether the kernel can ask for input now."""
-        event = recv_monitor_message(self.monitor)
-        return bool(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    @property
+    def sources(self) -> list[Socket]:
+        """What to poll."""
+        return [*self.sockets.values(), self.monitor]
+
+    def collect(self, source: object) -> list[tuple[str, list[zmq.Frame]]]:
+        """Messages that have come from one source, each with its channel."""
+        if source is self.monitor:
+            event = recv_monitor_message(self.monitor)
+            self.stdin_is_connected |= event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            return []
+        channel = next(channel for channel, socket in self.sockets.items() if socket is source)
+        return [(channel, frames) for frames in receive_available(self.sockets[channel], AT_ONCE)]
+
+    def send(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends a message, now or as soon as there is a connection."""
+        send(self.sockets[channel], frames)
+
+    def connect(self) -> None:
+        """Nothing to do: libzmq connects by itself."""
+
+    def disconnect(self) -> None:
+        """Nothing to do: these sockets are closed and made anew."""
 
     def close(self) -> None:
         """Closes the sockets; what they still held is dropped."""
