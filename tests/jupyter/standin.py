@@ -230,6 +230,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self.agent.end(session)
         return self._answer({})
 
+    def do_DELETE(self) -> None:
+        session = self.agent.sessions.pop(urlsplit(self.path).path.split("/")[3])
+        self._answer({"id": session.id, "bytes_freed": 0})
+
     def do_PUT(self) -> None:
         session = self.agent.sessions[urlsplit(self.path).path.split("/")[3]]
         self._note(session, reports=[*session.reports, self._body()])

@@ -184,6 +184,7 @@ def test_a_large_output_on_its_way(client: BlockingKernelClient, session: Sessio
 
 
 def test_it_stays_away_and_busy_until_somebody_wakes_it(client: BlockingKernelClient, session: Session) -> None:
+    run(client, "pass")  # nothing of the start is on its way any more
     flag = session.installation.home / "go-on"
     request = started(client, f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\nx = 41\nx")
     session.hibernate()
@@ -226,10 +227,14 @@ def test_a_restart_does_not_wake_it(real_kernel: Kernel, client: BlockingKernelC
 def test_a_kernel_that_ends_in_the_middle_tells_its_last_words(
     real_kernel: Kernel, client: BlockingKernelClient, session: Session
 ) -> None:
+    flag = session.installation.home / "say-it"
     started(
-        client, "import os, sys, time\ntime.sleep(1)\nprint('last words', flush=True)\ntime.sleep(0.5)\nos._exit(7)"
+        client,
+        f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\n"
+        "print('last words', flush=True)\ntime.sleep(0.5)\nos._exit(7)",
     )
     session.cycle(1)
+    flag.touch()
     assert real_kernel.manager.provisioner.process.wait(60) == 7
     said = ""
     while "last words" not in said:

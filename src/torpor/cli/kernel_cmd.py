@@ -33,11 +33,11 @@ Exit status: the kernel's own; 143 after SIGTERM; 2 for a bad connection file or
 @click.option("--idle-after", metavar="T", help="Idle this long, then hibernate: 90s, 30m, 2h.")
 @click.option(
     "--transport",
-    type=click.Choice(["ipc", "tcp"]),
-    default="ipc",
+    type=click.Choice(["auto", "ipc", "tcp"]),
+    default="auto",
     show_default=True,
     help="How the kernel is spoken to. With ipc it can be saved in the middle of a cell; tcp is for kernels that know "
-    "nothing else, and saves them at quiet moments only.",
+    "nothing else, and saves them at quiet moments only. auto: ipc, and tcp if the kernel ends before it answers.",
 )
 @click.argument("argv", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
 def command(
@@ -53,4 +53,4 @@ def command(
 
     logging.basicConfig(format="torpor kernel: %(message)s", level=logging.WARNING)
     sessions = Sessions(Client(), name=name, idle_after=parse_duration(idle_after) if idle_after else None)
-    sys.exit(serve_kernel(connection_file, argv, sessions, lossless=transport == "ipc"))
+    sys.exit(serve_kernel(connection_file, argv, sessions, transport=transport))

@@ -50,6 +50,11 @@ class Claim:
         return self.folder / "inner"
 
     @property
+    def bookmark_file(self) -> Path:
+        """How far the relay has read in what the kernel says."""
+        return self.folder / "bookmark"
+
+    @property
     def memory_file(self) -> Path:
         """What the relay answers while the kernel is away."""
         return self.folder / "memory.json"

@@ -21,7 +21,7 @@ def relay_command() -> list[str]:
 def wrapped(
     argv: Sequence[str], connection_file: str = "{connection_file}", *, metadata: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """The kernel's command inside the relay's. `metadata` is the kernelspec's: `torpor.transport` may be "tcp"."""
+    """The kernel's command inside the relay's. `metadata` is the kernelspec's: `torpor.transport` is "ipc" or "tcp"."""
     transport = ((metadata or {}).get("torpor") or {}).get("transport")
     flags = ["--transport", str(transport)] if transport else []
     return [*relay_command(), "kernel", "-f", connection_file, *flags, "--", *argv]

@@ -66,4 +66,4 @@ class Homeward:
             self._memory.learn(reply)
         elif reply.header.msg_type == "connect_reply":
             frames = self._author.rewrite(reply, self._memory.ports())
-        send(self._clients.sockets[channel], [*identities, *frames])
+        self._clients.reply(channel, [*identities, *frames])

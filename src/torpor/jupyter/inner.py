@@ -25,6 +25,7 @@ CHANNELS = ("shell", "control", "stdin", "iopub")  # in the order of their numbe
 LIMIT = 256 << 20  # bytes kept for the relay; beyond it the kernel waits, or drops output, as with any client
 RETRY = 0.02  # seconds between attempts to reach a kernel that does not listen yet
 FAREWELL = 5.0  # seconds for the relay to fetch what a kernel said last
+EARLIER_READS = 64  # reads that empty a connection whose relay was killed
 PENDING = 8  # connections that may be in the middle of the handshake
 FORWARDED = {
     signal.SIGTERM,
@@ -43,9 +44,12 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # of this process alone: a l
 class Channel:
     """One of the kernel's sockets; what is for it is kept while it does not take it."""
 
-    def __init__(self, number: int, path: str) -> None:
+    def __init__(self, number: int, prefix: str, name: str) -> None:
         self.number = number
-        self.path = path
+        self.paths = (
+            f"{prefix}-{name}",
+            f"{prefix}:{name}",
+        )  # as Jupyter has it, and as kernels that make no difference
         self.socket: socket.socket | None = None
         self.size = AT_ONCE
         self.is_over = False  # the kernel has closed it
@@ -58,14 +62,16 @@ class Channel:
 
     def connect(self) -> bool:
         """Whether the kernel listens there."""
-        attempt = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            attempt.connect(self.path)
-        except OSError:
-            attempt.close()
-            return False
-        self.socket = attempt
-        return True
+        for path in self.paths:
+            attempt = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            try:
+                attempt.connect(path)
+            except OSError:
+                attempt.close()
+            else:
+                self.socket = attempt
+                return True
+        return False
 
     def add(self, data: bytes) -> None:
         """Takes bytes for the kernel."""
@@ -124,7 +130,8 @@ class Inner:
         address, port, secret, prefix, *numbers = settings
         self._secret = bytes.fromhex(secret)
         self._folder = os.path.dirname(prefix)
-        self._paths = [f"{prefix}-{number}" for number in numbers[: len(CHANNELS)]]
+        self._prefix = prefix
+        self._names = numbers[: len(CHANNELS)]
         self._channels: list[Channel] = []
         self._line = Line()
         self._stream = b""
@@ -175,6 +182,12 @@ class Inner:
                     self._channels[number].flush()
         except OSError:
             self._lose_relay()
+
+    def _hear_out_relay(self) -> None:
+        """Takes what an earlier relay sent before it was killed."""
+        for _ in range(EARLIER_READS):
+            if self._line.connection is not None:
+                self._on_relay()
 
     def _on_kernel(self, channel: Channel) -> None:
         channel.flush()
@@ -233,14 +246,15 @@ class Inner:
             self._on_answer(descriptor, handshake)
 
     def _on_answer(self, descriptor: int, handshake: Handshake) -> None:
-        nonce, stream, is_new, heard, shown = ANSWER.unpack(handshake.answer)
+        nonce, stream, is_new, settled, heard, shown = ANSWER.unpack(handshake.answer)
         if not is_proof(shown, self._secret, b"relay", handshake.nonce, handshake.answer[:-MAC]):
             self._drop(descriptor)
             return
+        self._hear_out_relay()
         self._lose_relay()
         if is_new:
             self._start_anew(stream)
-        goes_on = stream == self._stream and self._line.can_go_on(heard)
+        goes_on = stream == self._stream and self._line.can_go_on(settled, heard)
         said = VERDICT.pack(goes_on, self._line.heard, b"")[:-MAC]
         try:
             handshake.connection.send(said + proof(self._secret, b"inner", nonce, said))
@@ -248,7 +262,7 @@ class Inner:
             goes_on = False
         if goes_on:
             del self._handshakes[descriptor]
-            self._line.attach(handshake.connection, heard)
+            self._line.attach(handshake.connection, settled, heard)
         else:
             self._drop(descriptor)
 
@@ -257,7 +271,7 @@ class Inner:
             self._leave(channel)
         self._stream = stream
         self._line = Line()
-        self._channels = [Channel(number, path) for number, path in enumerate(self._paths)]
+        self._channels = [Channel(number, self._prefix, name) for number, name in enumerate(self._names)]
 
     def _lose_relay(self) -> None:
         if self._line.connection is not None:

@@ -7,16 +7,21 @@ import os
 import select
 import socket
 import uuid
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import zmq
 
+from torpor.jupyter.bookmark import Bookmark, Mark
 from torpor.jupyter.connection import InnerHalf
 from torpor.jupyter.inner import CHANNELS
 from torpor.jupyter.line import ANSWER, AT_MOST, HELLO, MAC, NONCE, STREAM, VERDICT, Line, is_proof, proof
 from torpor.jupyter.zmtp import Peer
 
-Received = list[tuple[str, list[zmq.Frame]]]
+HELD_BACK = 32 << 20  # bytes that the inner half keeps of a message that is not whole yet, in case the relay is killed
+_NOTHING = (0,) * len(CHANNELS)  # bytes of each channel
+
+Received = Iterator[tuple[str, list[zmq.Frame]]]
 
 
 class InnerSide:
@@ -24,21 +29,30 @@ class InnerSide:
 
     `is_connected` tells whether there is one; `connect` tries once. `is_lost` becomes true when the inner half is not
     where this stream is (its session came back from an older checkpoint): then a new stream has to begin.
+    With `goes_on_from` it takes the place of a relay that was killed. `bookmark` keeps its own place for the next one.
     """
 
     lossless = True
 
-    def __init__(self, inner: InnerHalf) -> None:
-        identity = uuid.uuid4().hex.encode()
+    def __init__(
+        self, inner: InnerHalf, bookmark: Bookmark, count: Callable[[], int], goes_on_from: Mark | None
+    ) -> None:
         self.is_lost = False
         self._inner = inner
-        self._stream = os.urandom(STREAM)
-        self._is_new = True
-        self._line = Line()
-        self._peers = {
-            channel: Peer("SUB", subscribe=True) if channel == "iopub" else Peer("DEALER", identity)
-            for channel in CHANNELS
-        }
+        self._bookmark = bookmark
+        self._count_subscribers = count
+        self._predecessor = goes_on_from
+        self._stream = goes_on_from.stream if goes_on_from else os.urandom(STREAM)
+        self._is_new = goes_on_from is None
+        self._line = Line(settles_later=True)
+        self._peers = _peers(goes_on_from.read if goes_on_from else None)
+        self._known = list(goes_on_from.read if goes_on_from else _NOTHING)  # bytes that a predecessor has passed on
+        self._settled = list(_NOTHING)  # bytes of each channel in frames that need not come again
+        self._unsettled: deque[tuple[int, int]] = deque()  # frames that may have to: channel, bytes
+        self._unsettled_bytes = 0
+        self._large = (0, 0)
+        if goes_on_from:
+            self._line.inherit(goes_on_from.settled)
         self._poll = select.epoll()
         self._attempt: socket.socket | None = None
         self._read = b""
@@ -85,20 +99,17 @@ class InnerSide:
         self._line.detach()
 
     def collect(self, _source: object) -> Received:
-        """The messages that have come, each with its channel."""
-        received: Received = []
+        """The messages that have come, each with its channel. Whoever asks for the next one has passed on the last."""
         try:
             if self._attempt is not None:
                 self._shake_hands(self._attempt)
             elif self.is_connected:
                 for number, data in self._line.receive():
-                    channel = CHANNELS[number]
-                    received += [(channel, frames) for frames in self._peers[channel].feed(data)]
-                    self._hand_over(channel)
+                    yield from self._take(number, data)
+                self._settle()
             self._flush()
         except OSError:
             self.disconnect()
-        return received
 
     def send(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
         """Sends a message, now or as soon as there is a connection."""
@@ -114,9 +125,49 @@ class InnerSide:
         self.disconnect()
         self._poll.close()
 
+    def _take(self, number: int, data: bytes) -> Received:
+        channel = CHANNELS[number]
+        peer = self._peers[channel]
+        self._unsettled.append((number, len(data)))
+        self._unsettled_bytes += len(data)
+        skipped = min(self._known[number], len(data))
+        self._known[number] -= skipped
+        for frames in peer.feed(data[skipped:]):
+            yield channel, frames
+            self._set_bookmark()
+        self._hand_over(channel)
+
+    def _settle(self) -> None:
+        """What clients have got, and all that is too much to be kept twice, need not come again."""
+        frames = self._line.settled
+        while self._unsettled:
+            number, size = self._unsettled[0]
+            is_read = self._peers[CHANNELS[number]].whole >= self._settled[number] + size
+            if not is_read and self._unsettled_bytes <= HELD_BACK and not self._line.is_asked:
+                break
+            self._unsettled.popleft()
+            self._unsettled_bytes -= size
+            self._settled[number] += size
+            frames += 1
+        self._line.settled = frames
+        self._set_bookmark()
+        self._line.settle(frames)
+
+    def _set_bookmark(self) -> None:
+        read = tuple(self._peers[channel].whole - self._settled[n] for n, channel in enumerate(CHANNELS))
+        is_ready = all(peer.is_ready for peer in self._peers.values())
+        is_whole = is_ready and min(read) >= 0
+        read = read if is_whole else _NOTHING
+        subscribers = self._count_subscribers()
+        self._bookmark.set(Mark(self._stream, is_whole, self._line.settled, read, self._large, subscribers))
+
     def _hand_over(self, channel: str) -> None:
         number = CHANNELS.index(channel)
         for blob in self._peers[channel].take():
+            if len(blob) > AT_MOST:
+                first = self._large[0] if self._large[1] > self._line.confirmed else self._line.count
+                self._large = (first, self._line.count + -(-len(blob) // AT_MOST))
+                self._set_bookmark()
             for start in range(0, len(blob), AT_MOST):
                 self._line.add(number, blob[start : start + AT_MOST])
 
@@ -147,16 +198,32 @@ class InnerSide:
         if not hello.startswith(HELLO):
             raise ConnectionAbortedError
         self._nonce = os.urandom(NONCE)
-        said = ANSWER.pack(self._nonce, self._stream, self._is_new, self._line.heard, b"")[:-MAC]
+        said = ANSWER.pack(self._nonce, self._stream, self._is_new, self._line.settled, self._line.heard, b"")[:-MAC]
         attempt.send(said + proof(self._inner.secret, b"relay", hello[len(HELLO) :], said))
 
     def _conclude(self, attempt: socket.socket, verdict: bytes) -> None:
         goes_on, heard, shown = VERDICT.unpack(verdict)
         if not is_proof(shown, self._inner.secret, b"inner", self._nonce, verdict[:-MAC]):
             raise ConnectionAbortedError
-        if not goes_on or not self._line.can_go_on(heard):
+        if goes_on and self._predecessor:
+            goes_on = not self._predecessor.large[0] < heard < self._predecessor.large[1]
+            self._line.start_at(heard)
+        if not goes_on or not self._line.can_go_on(heard, heard):
             self.is_lost = True
             raise ConnectionAbortedError
         self._attempt = None
         self._is_new = False
-        self._line.attach(attempt, heard)
+        self._predecessor = None
+        self._line.attach(attempt, heard, heard)
+
+
+def _peers(joined_at: tuple[int, ...] | None) -> dict[str, Peer]:
+    identity = uuid.uuid4().hex.encode()
+    peers = {}
+    for number, channel in enumerate(CHANNELS):
+        joins_at = joined_at[number] if joined_at else None
+        if channel == "iopub":
+            peers[channel] = Peer("SUB", subscribe=True, joins_at=joins_at)
+        else:
+            peers[channel] = Peer("DEALER", identity, joins_at=joins_at)
+    return peers

@@ -21,7 +21,7 @@ COUNT = struct.Struct("<Q")
 LARGEST = 1 << 20  # bytes of a frame
 HELLO = b"TORPOR/1"
 NONCE, MAC, STREAM = 16, 32, 16  # bytes
-ANSWER = struct.Struct(f"<{NONCE}s{STREAM}s?Q{MAC}s")  # nonce, stream, whether it is a new one, frames heard, MAC
+ANSWER = struct.Struct(f"<{NONCE}s{STREAM}s?QQ{MAC}s")  # nonce, stream, whether it is new, frames settled, heard, MAC
 VERDICT = struct.Struct(f"<?Q{MAC}s")  # whether it goes on, frames heard, MAC
 CONFIRM_EVERY = 256 << 10  # bytes heard
 AT_ONCE = 64 << 10  # bytes read at once, and while more comes than that:
@@ -32,19 +32,24 @@ class Line:
     """One side of a conversation in numbered frames, which outlives the connections that it takes place over.
 
     Frames stay here until the other side has confirmed them. `attach` gives it a connection, `detach` takes it away.
+    What was heard is confirmed once it is settled: at once, or (`settles_later`) when `settle` says so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, settles_later: bool = False) -> None:
         self.heard = 0  # frames of the other side that came
+        self.settled = 0  # frames of the other side that need not come again, even if this process dies now
         self.confirmed = 0  # own frames that the other side has
         self.kept = 0  # bytes of own frames that it may not have
         self.known = 0  # own frames that there were when the connection broke
         self.connection: socket.socket | None = None
+        self.is_asked = False  # the other side waits for the word that everything is settled
+        self._settles_later = settles_later
         self._waiting: deque[bytes] = deque()
         self._sent: deque[bytes] = deque()
         self._leaving: deque[memoryview] = deque()
         self._arriving = bytearray()
-        self._unconfirmed = 0
+        self._unconfirmed = 0  # bytes
+        self._said = 0  # frames
         self._size = AT_ONCE
 
     @property
@@ -62,13 +67,23 @@ class Line:
         self._waiting.append(FRAME.pack(kind, len(payload)) + payload)
         self.kept += len(payload)
 
-    def can_go_on(self, heard: int) -> bool:
-        """Whether a side that has heard so many frames heard them from here, and misses none that is gone."""
-        return self.confirmed <= heard <= self.known
+    def inherit(self, settled: int) -> None:
+        """Takes the place of a side that is gone and had settled so many frames."""
+        self.heard = self.settled = self._said = settled
 
-    def attach(self, connection: socket.socket, heard: int) -> None:
-        """Goes on over a fresh connection with a side that has heard so many frames."""
-        self._confirm(heard)
+    def start_at(self, heard: int) -> None:
+        """Numbers its own frames from the one after those that the other side has heard from a predecessor."""
+        self.confirmed = self.known = heard
+
+    def can_go_on(self, settled: int, heard: int) -> bool:
+        """Whether a side that has heard so many frames heard them from here, and misses none that is gone."""
+        return self.confirmed <= settled <= heard <= self.known
+
+    def attach(self, connection: socket.socket, settled: int, heard: int) -> None:
+        """Goes on over a fresh connection with a side that has settled and heard so many frames."""
+        self._confirm(settled)
+        while self.confirmed + len(self._sent) < heard:
+            self._sent.append(self._waiting.popleft())
         self.connection = connection
 
     def detach(self) -> None:
@@ -81,10 +96,16 @@ class Line:
         self._sent.clear()
         self._leaving.clear()
         self._arriving = bytearray()
-        self._unconfirmed = 0
+        self.is_asked = False
+
+    def settle(self, frames: int) -> None:
+        """So many frames of the other side need not come again. It is told, now or later; `flush` sends it."""
+        self.settled = frames
+        if self.settled > self._said and (self.is_asked or self._unconfirmed >= CONFIRM_EVERY):
+            self._say_what_is_settled()
 
     def ask(self) -> None:
-        """Asks the other side to confirm at once what it has heard."""
+        """Asks the other side to confirm at once what it settles from now on."""
         self._leaving.append(memoryview(FRAME.pack(ASK, 0)))
 
     def flush(self) -> None:
@@ -123,8 +144,8 @@ class Line:
             frames = list(self._frames(self._arriving))
         else:
             frames = list(self._frames(piece))
-        if self._unconfirmed >= CONFIRM_EVERY:
-            self._say_what_was_heard()
+        if not self._settles_later:
+            self.settle(self.heard)
         return frames
 
     def _frames(self, data: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
@@ -142,16 +163,16 @@ class Line:
             if kind == CONFIRM:
                 self._confirm(COUNT.unpack(payload)[0])
             elif kind == ASK:
-                self._say_what_was_heard()
+                self.is_asked = True
             else:
                 self.heard += 1
                 self._unconfirmed += length + FRAME.size
                 yield kind, payload
         self._arriving = bytearray(view[start:])
 
-    def _say_what_was_heard(self) -> None:
-        self._leaving.append(memoryview(FRAME.pack(CONFIRM, COUNT.size) + COUNT.pack(self.heard)))
-        self._unconfirmed = 0
+    def _say_what_is_settled(self) -> None:
+        self._leaving.append(memoryview(FRAME.pack(CONFIRM, COUNT.size) + COUNT.pack(self.settled)))
+        self._unconfirmed, self._said = 0, self.settled
 
     def _confirm(self, heard: int) -> None:
         while self.confirmed < heard:

@@ -17,7 +17,9 @@ from typing import Any
 
 import zmq
 
+from torpor.jupyter.absence import Absence
 from torpor.jupyter.agent_link import AgentLink, Gone, LinkEvent, Mailbox, OperationEnded, Progress, Seen, Unreachable
+from torpor.jupyter.bookmark import Bookmark, Mark
 from torpor.jupyter.claim import Claim
 from torpor.jupyter.connection import Connection, InnerHalf
 from torpor.jupyter.farewell import Farewell
@@ -27,10 +29,11 @@ from torpor.jupyter.inner_side import InnerSide
 from torpor.jupyter.kernel_link import AGAIN_AFTER_REPLY, KernelLink
 from torpor.jupyter.ledger import Ledger
 from torpor.jupyter.memory import Memory
-from torpor.jupyter.policy import CommJudge, Effect, effect, effect_at_work
+from torpor.jupyter.policy import CommJudge
 from torpor.jupyter.quiesce import Quiesce
 from torpor.jupyter.reporter import Reporter
 from torpor.jupyter.sockets import AT_ONCE, REQUEST_CHANNELS, ClientSide, KernelSide, receive_available
+from torpor.jupyter.succession import Succession
 from torpor.jupyter.timers import Timers
 from torpor.jupyter.voice import Voice
 from torpor.jupyter.waking import AWAY, Waking
@@ -48,6 +51,7 @@ class Relay:
     """Serves one session until it is over. `inner` leads to the kernel, `clients` is already bound.
 
     With an inner half the way to the kernel outlives hibernations; else it is made anew after each.
+    `farewell` knows how it ended, `waking` what waits for the kernel.
     """
 
     def __init__(
@@ -73,16 +77,21 @@ class Relay:
         self._homeward = Homeward(clients, self._voice, self._ledger, self._memory, self._author)
         self._comms = CommJudge()
         self._timers = Timers()
-        self._waking = Waking(agent, self._timers, self._voice)
+        self.waking = Waking(agent, self._timers, self._voice)
+        self._absence = Absence(
+            self.waking, self._voice, self._memory, self._ledger, self._comms, partial(self._end, 0)
+        )
+        self._bookmark = Bookmark(claim.bookmark_file)
         self._reporter = Reporter(agent, self._timers, self._report)
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[], None]] = {}
         self._link: KernelLink | None = None
         self._live = False
         self._taken_over = False
+        self._mark: Mark | None = None  # where a relay that was killed has left its kernel
         self._session = Seen("", State.STARTING, -1)
         self._quiesce: Quiesce | None = None
-        self._farewell = Farewell(agent, self._timers)
+        self.farewell = Farewell(agent, self._timers)
         self._listen()
 
     def run(self, session: Seen, *, taken_over: bool) -> int:
@@ -90,11 +99,13 @@ class Relay:
 
         `taken_over` from an earlier relay: the kernel may still be busy with what that one forwarded.
         """
-        self._taken_over = taken_over
-        self._waking.has_notices = self._memory.knows_kernel
+        if taken_over:
+            self._taken_over = True
+            self._mark = Succession(self._clients, self._timers).begin(self._bookmark) if self._is_lossless else None
+        self.waking.has_notices = self._memory.knows_kernel
         self._agent.start(session.version)
         self._on_seen(session)
-        while self._farewell.exit_status is None:
+        while self.farewell.exit_status is None:
             for ready, _ in self._poller.poll(self._timers.milliseconds()):
                 handler = self._handlers.get(ready)
                 if handler:
@@ -104,22 +115,12 @@ class Relay:
         self._drain_kernel()
         self._ledger.requests.clear()  # a kernel that died answers nothing: clients see that it is gone
         self._close_link()
-        return self._farewell.exit_status
-
-    @property
-    def was_told_to_end(self) -> bool:
-        """Whether Jupyter ended this kernel, by a message or a signal."""
-        return self._farewell.started
+        return self.farewell.exit_status
 
     @property
     def kernel_has_answered(self) -> bool:
         """Whether the kernel has answered at least once."""
         return self._memory.knows_kernel
-
-    @property
-    def session_is_kept(self) -> bool:
-        """Whether the session lives on after this relay."""
-        return self._farewell.kept
 
     def watch_signals(self, signals: socket.socket) -> None:
         """Takes signal numbers, one byte each, from this socket."""
@@ -141,40 +142,18 @@ class Relay:
             if self._live:
                 self._forward(channel, message)
             else:
-                self._while_away(channel, message)
+                self._absence.take(channel, message, at_work=self._sleeps_at_work)
 
     def _forward(self, channel: str, message: Message) -> None:
         assert self._link is not None
         self._ledger.forwarded(channel, message)
         if message.header.msg_type == "shutdown_request":
-            self._farewell.expect()
+            self.farewell.expect()
         self._link.side.send(channel, message.frames)
 
-    def _while_away(self, channel: str, message: Message) -> None:
-        meaning = effect(message, self._comms)
-        if self._sleeps_at_work:
-            if meaning is Effect.INTERRUPT:
-                self._waking.cancel_cells()
-            meaning = effect_at_work(meaning, channel)
-        match meaning:
-            case Effect.SHUTDOWN:
-                self._voice.shutdown(channel, message)
-                self._end(0)
-            case Effect.INTERRUPT:
-                self._voice.reply(channel, message, "interrupt_reply", {"status": "ok"})
-                self._waking.cancel_cells()
-            case Effect.ANSWER if answer := self._memory.answer(message):
-                self._voice.reply(channel, message, *answer)
-                self._ledger.replied(message.header.msg_id)
-                busy = self._sleeps_at_work or self._waking.held.first_visible_cell()
-                self._voice.state("busy" if busy else "idle")
-            case what:
-                self._waking.hold(channel, message, wakes=what is Effect.WAKE)
-
     def _on_subscription(self) -> None:
-        for frames in receive_available(self._clients.sockets["iopub"], AT_ONCE):
-            if frames[0].bytes[:1] == b"\x01":
-                self._voice.subscribed(frames[0].bytes[1:])
+        for topic in self._clients.subscriptions():
+            self._voice.subscribed(topic)
 
     # The way to the kernel
 
@@ -198,7 +177,8 @@ class Relay:
 
     def _new_side(self) -> KernelSide | InnerSide:
         if isinstance(self._inner, InnerHalf):
-            return InnerSide(self._inner)
+            mark, self._mark = self._mark, None
+            return InnerSide(self._inner, self._bookmark, lambda: self._clients.subscribers, mark)
         return KernelSide(self._inner, self._clients.context)
 
     def _reconnect(self) -> None:
@@ -226,7 +206,7 @@ class Relay:
         elif link.check():
             self._timers.cancel("probe")
             self._ledger.connected()
-            self._waking.has_notices = True
+            self.waking.has_notices = True
             self._go_live()
         elif link.wants_status:
             self._timers.set_if_unset("soon", AGAIN_AFTER_REPLY, self._probe)
@@ -238,10 +218,10 @@ class Relay:
         self._live = True
         self._quiesce = None
         self._agent.answered(self._session.version)
-        for held in self._waking.release():
+        for held in self.waking.release():
             self._forward(held.channel, held.message)
-        if self._waking.is_interrupt_held:
-            self._waking.is_interrupt_held = False
+        if self.waking.is_interrupt_held:
+            self.waking.is_interrupt_held = False
             self._agent.signal(signal.SIGINT)
 
     def _leave_kernel(self) -> None:
@@ -275,25 +255,25 @@ class Relay:
     def _on_event(self, event: LinkEvent) -> None:
         match event:
             case Seen():
-                self._waking.reachable = True
+                self.waking.reachable = True
                 self._on_seen(event)
             case Progress():
-                self._waking.on_progress(event)
+                self.waking.on_progress(event)
             case OperationEnded(kind="resume", error=error):
-                self._waking.on_resume_ended(error)
+                self.waking.on_resume_ended(error)
             case OperationEnded():
-                self._farewell.on_operation_ended(event)
+                self.farewell.on_operation_ended(event)
             case Gone():
-                self._farewell.over(None)
+                self.farewell.over(None)
             case Unreachable():
-                self._waking.reachable = False
+                self.waking.reachable = False
 
     def _on_seen(self, session: Seen) -> None:
         self._session = session
-        self._farewell.session = self._waking.session = session
+        self.farewell.session = self.waking.session = session
         self._reporter.away = session.state in AWAY
         if session.state in OVER:
-            self._farewell.over(session.exit_status)
+            self.farewell.over(session.exit_status)
         elif session.state in RUNS:
             self._quiesce = None
             if self._link is None or (self._link.lease != session.lease and not self._link.side.lossless):
@@ -306,7 +286,7 @@ class Relay:
             self._start_quiesce()
         elif session.state in AWAY or session.state is State.RESUMING:
             self._leave_kernel()
-            self._waking.consider()
+            self.waking.consider()
 
     def _start_quiesce(self) -> None:
         version = self._session.version
@@ -322,7 +302,7 @@ class Relay:
     def _finish_quiesce(self) -> None:
         if self._quiesce is None or self._quiesce.told:
             return
-        verdict = self._quiesce.verdict(self._ledger, self._waking.held)
+        verdict = self._quiesce.verdict(self._ledger, self.waking.held)
         if verdict is None:
             return
         self._memory.save()
@@ -348,9 +328,9 @@ class Relay:
         if self._live:
             self._agent.signal(signal.SIGINT)
         else:
-            self._waking.cancel_cells()
+            self.waking.cancel_cells()
             if self._sleeps_at_work:
-                self._waking.hold_interrupt()
+                self.waking.hold_interrupt()
 
     def _on_parent_gone(self, pidfd: int) -> None:
         self._unregister(pidfd)
@@ -358,11 +338,11 @@ class Relay:
         self._on_deserted()
 
     def _end(self, exit_status: int) -> None:
-        self._waking.given_up = True
-        self._farewell.end(exit_status)
+        self.waking.given_up = True
+        self.farewell.end(exit_status)
 
     def _on_deserted(self) -> None:
-        self._farewell.deserted(lambda: self._live and not self._ledger.in_flight)
+        self.farewell.deserted(lambda: self._live and not self._ledger.in_flight)
 
     def _drain_kernel(self) -> None:
         """The kernel has exited; what it sent last is still in the sockets."""
@@ -379,7 +359,7 @@ class Relay:
 
     def _report(self) -> Kernel:
         busy = self._link is not None and self._link.is_asking_shell
-        return self._ledger.report(len(self._waking.held), busy=busy, lossless=self._is_lossless)
+        return self._ledger.report(len(self.waking.held), busy=busy, lossless=self._is_lossless)
 
     @property
     def _is_lossless(self) -> bool:

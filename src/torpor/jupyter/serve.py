@@ -18,14 +18,18 @@ from torpor.jupyter.agent_link import AgentLink, AgentSession, Mailbox, Seen, Se
 from torpor.jupyter.claim import Claim
 from torpor.jupyter.command import with_inner_half
 from torpor.jupyter.connection import Connection, InnerHalf
-from torpor.jupyter.inner import ENVIRONMENT
+from torpor.jupyter.inner import ENVIRONMENT, NOT_EXECUTABLE, NOT_FOUND
 from torpor.jupyter.relay import OVER, Relay
 from torpor.jupyter.sockets import ClientSide
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLACEHOLDER = "{connection_file}"
 LOG_TAIL = 4000  # bytes of a dead kernel's output that are shown
-HINT = "If this kernel does not know Jupyter's ipc transport, start it with: torpor kernel --transport tcp\n"
+AUTO, TCP = "auto", "tcp"
+NOT_WITH_IPC = (
+    "This kernel ended before it answered over Jupyter's ipc transport. It is started again with tcp, which means that "
+    'it is saved at quiet moments only. Its kernelspec can say so: "metadata": {"torpor": {"transport": "tcp"}}'
+)
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +67,10 @@ class Sessions:
         """Ends a session that nobody wants any more; its checkpoints are kept."""
         self._client.end(session, keep=True)
 
+    def remove(self, session: str) -> None:
+        """Forgets a session that is over and has saved nothing."""
+        self._client.remove(session)
+
     def last_words(self, session: str) -> bytes:
         """The end of what the kernel printed on its own streams."""
         tail = b""
@@ -71,11 +79,12 @@ class Sessions:
         return tail
 
 
-def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions, *, lossless: bool = True) -> int:
+def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions, *, transport: str = AUTO) -> int:
     """Is the kernel of this connection file until its session is over; the answer is the exit status.
 
     `argv` starts the real kernel; `{connection_file}` or the file's own path in it becomes the inner connection file's.
-    `lossless`: the kernel gets an inner half and `ipc` sockets, so that it may be saved in the middle of anything.
+    `transport`: with "ipc" the kernel gets an inner half, so that it may be saved in the middle of anything; with "tcp"
+    it is saved at quiet moments only; "auto" is ipc, and then tcp if the kernel ends before it has ever answered.
     Raises UsageError for a bad connection file or command, AgentUnreachable when no agent answers.
     """
     signals = _catch_signals()
@@ -86,23 +95,48 @@ def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions,
         try:
             if clients.bind():
                 outer.write(connection_file)
-            session, control, inner, taken_over = _session(
-                claim, outer, command, sessions, connection_file, lossless=lossless
-            )
-            mailbox = Mailbox()
-            relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
-            relay.watch_signals(signals)
-            _watch_parent(relay)
-            exit_status = relay.run(session, taken_over=taken_over)
-            if exit_status and not relay.was_told_to_end:
+            relay: Relay | None = None
+            while True:
+                session, control, inner, taken_over = _session(
+                    claim, outer, command, sessions, connection_file, lossless=transport != TCP
+                )
+                relay = _relay(clients, outer, inner, control, claim, relay)
+                relay.watch_signals(signals)
+                _watch_parent(relay)
+                exit_status = relay.run(session, taken_over=taken_over)
+                if transport != AUTO or isinstance(inner, Connection) or not _may_know_tcp_only(relay, exit_status):
+                    break
+                log.warning(NOT_WITH_IPC)
+                sessions.remove(session.id)
+                transport = TCP
+            if exit_status and not relay.farewell.started:
                 _show_last_words(sessions, session.id)
-                if lossless and not relay.kernel_has_answered:
-                    sys.stderr.write(HINT)
-            if not relay.session_is_kept:
+            if not relay.farewell.kept:
                 claim.remove()
         finally:
             clients.close()
     return exit_status
+
+
+def _relay(
+    clients: ClientSide,
+    outer: Connection,
+    inner: Connection | InnerHalf,
+    control: SessionControl,
+    claim: Claim,
+    earlier: Relay | None,
+) -> Relay:
+    mailbox = Mailbox()
+    relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
+    if earlier:
+        relay.waking.held = earlier.waking.held
+    return relay
+
+
+def _may_know_tcp_only(relay: Relay, exit_status: int) -> bool:
+    """Whether a kernel that ended may run with another transport: it was there, and nobody has heard of it."""
+    was_there = exit_status not in (NOT_FOUND, NOT_EXECUTABLE)
+    return was_there and not relay.kernel_has_answered and not relay.farewell.started and not relay.farewell.kept
 
 
 def _session(

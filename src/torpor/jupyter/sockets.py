@@ -31,7 +31,11 @@ class ClientSide:
         self.context = zmq.Context()  # one for both sides: one thread less between a request and its reply
         self._heart_context = zmq.Context()
         self.sockets: dict[str, Socket] = {}
+        self.subscribers = 0  # subscriptions that there are now
+        self.waits_for_clients = False  # clients of a relay that was killed are on their way to this one
         self._connection = connection
+        self._topics: list[bytes] = []  # subscribed, and not told of yet
+        self._late: list[tuple[str, Sequence[bytes | zmq.Frame]]] = []
 
     def bind(self) -> bool:
         """Binds all channels; True when ports were chosen here, because the connection file names none.
@@ -51,6 +55,43 @@ class ClientSide:
         Thread(target=_beat, args=(self.sockets.pop("hb"),), name="heartbeat", daemon=True).start()
         return chosen
 
+    def subscriptions(self) -> list[bytes]:
+        """Topics that clients have subscribed to since the last call."""
+        for (frame,) in receive_available(self.sockets["iopub"], AT_ONCE):
+            said = frame.bytes
+            if said[:1] == b"\x01":
+                self.subscribers += 1
+                self._topics.append(said[1:])
+            elif said[:1] == b"\x00":
+                self.subscribers -= 1
+        topics, self._topics = self._topics, []
+        return topics
+
+    def await_subscribers(self, count: int, patience: float) -> None:
+        """Waits until so many subscribe, but not longer than `patience` seconds. Nothing is published meanwhile."""
+        deadline = time.monotonic() + patience
+        topics: list[bytes] = []
+        while self.subscribers < count and time.monotonic() < deadline:
+            if self.sockets["iopub"].poll(max(1, int(1000 * (deadline - time.monotonic())))):
+                topics += self.subscriptions()
+        self._topics = topics
+
+    def reply(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends to the client that the first frame names. One that has gone misses it, as with any kernel."""
+        try:
+            send(self.sockets[channel], frames)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if self.waits_for_clients:
+                self._late.append((channel, frames))
+
+    def reply_again(self) -> None:
+        """Sends what clients were not there for."""
+        late, self._late = self._late, []
+        for channel, frames in late:
+            self.reply(channel, frames)
+
     def close(self) -> None:
         """Closes all channels after the last messages have left."""
         for socket in self.sockets.values():
@@ -62,10 +103,11 @@ class ClientSide:
         context = self._heart_context if channel == "hb" else self.context
         socket = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
         if channel == "iopub":
-            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            socket.setsockopt(zmq.XPUB_VERBOSER, 1)
             socket.setsockopt(zmq.SNDHWM, CLIENT_BACKLOG)
         else:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
         if self._connection.curve:

@@ -81,4 +81,4 @@ class Voice:
 
     def _reply_only(self, channel: str, request: Message, msg_type: str, content: dict[str, Any]) -> None:
         frames = self._author.compose(msg_type, content, request.raw_header)
-        send(self._clients.sockets[channel], [*request.identities, *frames])
+        self._clients.reply(channel, [*request.identities, *frames])

@@ -22,18 +22,26 @@ log = logging.getLogger(__name__)
 
 
 class Peer:
-    """The connecting end of one ZMTP connection. `leaving` is what it has to send."""
+    """The connecting end of one ZMTP connection. `leaving` is what it has to send.
 
-    def __init__(self, socket_type: str, identity: bytes = b"", *, subscribe: bool = False) -> None:
-        self.is_ready = False  # the other end has told who it is
-        self.leaving: list[bytes] = [GREETING, _ready(socket_type.encode(), identity)]
-        self._later: list[bytes] = [_framed(0, b"\x01")] if subscribe else []
-        self._is_greeted = False
+    A peer that takes the place of one that is gone begins at byte `joins_at`, the end of a whole message.
+    """
+
+    def __init__(
+        self, socket_type: str, identity: bytes = b"", *, subscribe: bool = False, joins_at: int | None = None
+    ) -> None:
+        is_new = joins_at is None
+        self.is_ready = not is_new  # the other end has told who it is
+        self.whole = joins_at or 0  # bytes up to the end of the last whole message
+        self.leaving: list[bytes] = [GREETING, _ready(socket_type.encode(), identity)] if is_new else []
+        self._later: list[bytes] = [_framed(0, b"\x01")] if subscribe and is_new else []
+        self._is_greeted = not is_new
+        self._heard = self.whole  # bytes before those in `_rest`
         self._rest = b""
         self._message: list[zmq.Frame] = []
-        self._large = bytearray()
+        self._large: bytearray | None = None  # what has come of a frame that is large
         self._large_flags = 0
-        self._large_filled = 0
+        self._large_size = 0
 
     def send(self, frames: Sequence[bytes | zmq.Frame]) -> None:
         """Adds one message to `leaving`, or keeps it until the other end is ready."""
@@ -49,11 +57,10 @@ class Peer:
         return leaving
 
     def feed(self, data: bytes) -> Iterator[list[zmq.Frame]]:
-        """The messages that are complete with these bytes."""
+        """The messages that are complete with these bytes. `whole` follows; all of them have to be taken."""
         if self._rest:
             data = self._rest + data
         start = 0
-        body: bytes | bytearray
         if not self._is_greeted:
             if len(data) < GREETING_SIZE:
                 self._rest = data
@@ -61,37 +68,39 @@ class Peer:
             self._greet(data)
             start = GREETING_SIZE
         while True:
-            if self._large:
-                start = self._fill(data, start)
-                if self._large_filled < len(self._large):
-                    break
-                flags, body = self._large_flags, self._large
-                self._large = bytearray()
-            else:
-                flags, size, at = _header(data, start)
-                if at < 0:
-                    break
-                if at + size > len(data):
-                    if size < LARGE:
-                        break
-                    self._large, self._large_flags, self._large_filled, start = bytearray(size), flags, 0, at
-                    continue
-                body = data[at : at + size]
-                start = at + size
+            flags, body, stop = self._next_frame(data, start)
+            start = stop
+            if body is None:
+                break
             if flags & COMMAND:
                 self._on_command(bytes(body))
+            else:
+                self._message.append(zmq.Frame(body))
+            if flags & MORE or (flags & COMMAND and self._message):
                 continue
-            self._message.append(zmq.Frame(body))
-            if not flags & MORE:
-                yield self._message
-                self._message = []
+            self.whole = self._heard + start
+            if self._message:
+                message, self._message = self._message, []
+                yield message
         self._rest = data[start:]
+        self._heard += start
 
-    def _fill(self, data: bytes, start: int) -> int:
-        stop = min(start + len(self._large) - self._large_filled, len(data))
-        self._large[self._large_filled : self._large_filled + stop - start] = memoryview(data)[start:stop]
-        self._large_filled += stop - start
-        return stop
+    def _next_frame(self, data: bytes, start: int) -> tuple[int, bytes | bytearray | None, int]:
+        """Flags and body of the next frame, and where the one after it begins; no body when it is not all here."""
+        if self._large is None:
+            flags, size, at = _header(data, start)
+            if at < 0 or (at + size > len(data) and size < LARGE):
+                return 0, None, start
+            if at + size <= len(data):
+                return flags, data[at : at + size], at + size
+            self._large, self._large_flags, self._large_size, start = bytearray(), flags, size, at
+        stop = start + self._large_size - len(self._large)
+        self._large += memoryview(data)[start:stop]
+        start = min(stop, len(data))
+        if len(self._large) < self._large_size:
+            return 0, None, start
+        body, self._large = self._large, None
+        return self._large_flags, body, start
 
     def _greet(self, data: bytes) -> None:
         self._is_greeted = True
