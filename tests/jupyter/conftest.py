@@ -60,6 +60,12 @@ class Kernel:
         self.client = self.connect()
         return self.client
 
+    def connect_early(self) -> BlockingKernelClient:
+        """Starts the kernel; the answer is a client that has not waited for it."""
+        self.manager.start_kernel()
+        self.client = self.connect(wait=False)
+        return self.client
+
     def connect(self, *, wait: bool = True) -> BlockingKernelClient:
         """A client with a session id of its own; two of one manager's are one to a kernel."""
         client = BlockingKernelClient(connection_file=self.manager.connection_file)

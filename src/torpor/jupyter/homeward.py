@@ -9,7 +9,7 @@ import zmq
 from torpor.jupyter.kernel_link import KernelLink
 from torpor.jupyter.ledger import Ledger
 from torpor.jupyter.memory import Memory
-from torpor.jupyter.sockets import ClientSide, send
+from torpor.jupyter.sockets import ClientSide
 from torpor.jupyter.voice import Voice
 from torpor.jupyter.wire import Author, Message
 
@@ -32,7 +32,7 @@ class Homeward:
         if channel == "iopub":
             link.heard_iopub()
             if message is None or self._is_for_clients(link, message):
-                send(self._clients.sockets["iopub"], frames)
+                self._clients.publish(frames)
         elif message is not None:
             self._take_reply(link, channel, message)
 

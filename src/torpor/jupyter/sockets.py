@@ -32,9 +32,10 @@ class ClientSide:
         self._heart_context = zmq.Context()
         self.sockets: dict[str, Socket] = {}
         self.subscribers = 0  # subscriptions that there are now
-        self.waits_for_clients = False  # clients of a relay that was killed are on their way to this one
         self._connection = connection
-        self._topics: list[bytes] = []  # subscribed, and not told of yet
+        self._waits = False
+        self._expected = 0
+        self._unpublished: list[Sequence[bytes | zmq.Frame]] = []
         self._late: list[tuple[str, Sequence[bytes | zmq.Frame]]] = []
 
     def bind(self) -> bool:
@@ -57,24 +58,39 @@ class ClientSide:
 
     def subscriptions(self) -> list[bytes]:
         """Topics that clients have subscribed to since the last call."""
+        topics = []
         for (frame,) in receive_available(self.sockets["iopub"], AT_ONCE):
             said = frame.bytes
             if said[:1] == b"\x01":
                 self.subscribers += 1
-                self._topics.append(said[1:])
+                topics.append(said[1:])
             elif said[:1] == b"\x00":
                 self.subscribers -= 1
-        topics, self._topics = self._topics, []
         return topics
 
-    def await_subscribers(self, count: int, patience: float) -> None:
-        """Waits until so many subscribe, but not longer than `patience` seconds. Nothing is published meanwhile."""
-        deadline = time.monotonic() + patience
-        topics: list[bytes] = []
-        while self.subscribers < count and time.monotonic() < deadline:
-            if self.sockets["iopub"].poll(max(1, int(1000 * (deadline - time.monotonic())))):
-                topics += self.subscriptions()
-        self._topics = topics
+    def wait_for_clients(self, subscribers: int) -> None:
+        """From now on keeps what clients are not there for; they are on their way. `subscribers`: so many listen."""
+        self._waits = True
+        self._expected = subscribers
+
+    def stop_waiting(self) -> None:
+        """Clients that have not come have gone."""
+        self._waits = False
+        self._expected = 0
+        self.send_late()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether clients may be on their way."""
+        return self._waits
+
+    def publish(self, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends to all that listen."""
+        if self.subscribers < self._expected and len(self._unpublished) < CLIENT_BACKLOG:
+            self._unpublished.append(frames)
+        else:
+            self._publish_late()
+            send(self.sockets["iopub"], frames)
 
     def reply(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
         """Sends to the client that the first frame names. One that has gone misses it, as with any kernel."""
@@ -83,14 +99,21 @@ class ClientSide:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            if self.waits_for_clients:
+            if self._waits:
                 self._late.append((channel, frames))
 
-    def reply_again(self) -> None:
-        """Sends what clients were not there for."""
+    def send_late(self) -> None:
+        """Sends what clients were not there for, as far as they are there now."""
+        if self.subscribers >= self._expected:
+            self._publish_late()
         late, self._late = self._late, []
         for channel, frames in late:
             self.reply(channel, frames)
+
+    def _publish_late(self) -> None:
+        late, self._unpublished = self._unpublished, []
+        for frames in late:
+            send(self.sockets["iopub"], frames)
 
     def close(self) -> None:
         """Closes all channels after the last messages have left."""

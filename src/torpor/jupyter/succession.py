@@ -6,12 +6,12 @@ from torpor.jupyter.bookmark import Bookmark, Mark
 from torpor.jupyter.sockets import ClientSide
 from torpor.jupyter.timers import Timers
 
-CLIENTS_WITHIN = 5.0  # seconds for the clients of a relay that was killed to find the next one
-REPLY_AGAIN = 0.05  # seconds between attempts to reach them
+CLIENTS_WITHIN = 10.0  # seconds for the clients of a relay that was killed to find the next one
+LOOK_AGAIN = 0.05  # seconds between looks at who is back
 
 
 class Succession:
-    """Finds the place where the earlier relay stopped, and sees that its clients are back before they miss anything."""
+    """Finds the place where the earlier relay stopped. What its clients are not back for yet waits for them."""
 
     def __init__(self, clients: ClientSide, timers: Timers) -> None:
         self._clients = clients
@@ -21,16 +21,12 @@ class Succession:
         """Where to go on; None when no earlier relay left a place to go on from."""
         mark = bookmark.read()
         if mark:
-            self._clients.await_subscribers(mark.subscribers, CLIENTS_WITHIN)
-            self._clients.waits_for_clients = True
-            self._timers.set("late", CLIENTS_WITHIN, self._give_up)
-            self._reply_again()
+            self._clients.wait_for_clients(mark.subscribers)
+            self._timers.set("gone", CLIENTS_WITHIN, self._clients.stop_waiting)
+            self._look()
         return mark
 
-    def _reply_again(self) -> None:
-        self._clients.reply_again()
-        if self._clients.waits_for_clients:
-            self._timers.set("reply", REPLY_AGAIN, self._reply_again)
-
-    def _give_up(self) -> None:
-        self._clients.waits_for_clients = False
+    def _look(self) -> None:
+        self._clients.send_late()
+        if self._clients.is_waiting:
+            self._timers.set("look for clients", LOOK_AGAIN, self._look)
