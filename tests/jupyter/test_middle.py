@@ -104,6 +104,20 @@ def test_two_threads_that_print_ten_hibernations_and_every_line(client: Blocking
     assert run(client, "1 + 1").result == "2"
 
 
+def test_a_thread_that_prints_while_no_cell_runs_loses_no_line(client: BlockingKernelClient, session: Session) -> None:
+    request = run(
+        client,
+        "import threading, time\ndef count():\n    for number in range(300):\n        print('t', number, flush=True)\n"
+        "        time.sleep(0.01)\nthreading.Thread(target=count).start()",
+    )
+    session.cycle(3)
+    said = request.stdout
+    while "t 299\n" not in said:
+        message = client.get_iopub_msg(timeout=60)
+        said += message["content"]["text"] if message["msg_type"] == "stream" else ""
+    assert said == "".join(f"t {number}\n" for number in range(300))
+
+
 def test_checkpoints_under_load_change_nothing(client: BlockingKernelClient, session: Session) -> None:
     request = client.execute(TWO_THREADS.format(lines=200))
     for _ in range(4):
