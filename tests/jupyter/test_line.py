@@ -150,6 +150,10 @@ def test_a_bookmark_outlives_its_relay(tmp_path: Path) -> None:
     first.set(mark._replace(settled=8))
     second = Bookmark(tmp_path / "bookmark")
     assert second.read() == mark._replace(settled=8)
+    second.begin()
+    assert first.read() == mark._replace(settled=8, in_hand=True)
+    second.set(mark)
+    assert first.read() == mark
     second.set(mark._replace(is_whole=False))
     assert first.read() is None
     first.close()

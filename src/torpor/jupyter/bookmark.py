@@ -16,7 +16,7 @@ from torpor.jupyter.line import STREAM
 
 _FORMAT = 1
 _MARK = struct.Struct(f"<B{STREAM}s?Q{len(CHANNELS)}QQQI")
-_CURRENT = struct.Struct("<B")  # which of the two marks that follow holds: a mark is never changed while it does
+_HEAD = struct.Struct("<BB")  # which of the two marks that follow holds (it is not changed while it does); see `begin`
 
 
 class Mark(NamedTuple):
@@ -28,6 +28,7 @@ class Mark(NamedTuple):
     read: tuple[int, ...]  # bytes behind them that need not come again either, for each channel
     large: tuple[int, int]  # numbers of the frames that a message in several frames to the kernel begins and ends with
     subscribers: int  # clients that listen
+    in_hand: bool = False  # the next message may have been passed on already
 
 
 class Bookmark:
@@ -35,26 +36,30 @@ class Bookmark:
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._descriptor, _CURRENT.size + 2 * _MARK.size)
-        self._memory = mmap.mmap(self._descriptor, _CURRENT.size + 2 * _MARK.size)
+        os.ftruncate(self._descriptor, _HEAD.size + 2 * _MARK.size)
+        self._memory = mmap.mmap(self._descriptor, _HEAD.size + 2 * _MARK.size)
+        self._current = self._memory[0] & 1
 
     def read(self) -> Mark | None:
         """The mark that was set last, by this relay or an earlier one; None when there is none to go on from."""
-        (current,) = _CURRENT.unpack_from(self._memory)
+        current, in_hand = _HEAD.unpack_from(self._memory)
         version, stream, is_whole, settled, *read, first, end, subscribers = _MARK.unpack_from(
-            self._memory, self._place(current)
+            self._memory, self._place(current & 1)
         )
         if version != _FORMAT or not is_whole:
             return None
-        return Mark(stream, is_whole, settled, tuple(read), (first, end), subscribers)
+        return Mark(stream, is_whole, settled, tuple(read), (first, end), subscribers, bool(in_hand))
+
+    def begin(self) -> None:
+        """The next message is about to be passed on; `set` tells that it was."""
+        self._memory[1] = 1
 
     def set(self, mark: Mark) -> None:
         """Replaces the mark, whole or not at all."""
-        (current,) = _CURRENT.unpack_from(self._memory)
-        other = 1 - (current & 1)
+        self._current = 1 - self._current
         _MARK.pack_into(
             self._memory,
-            self._place(other),
+            self._place(self._current),
             _FORMAT,
             mark.stream,
             mark.is_whole,
@@ -63,7 +68,8 @@ class Bookmark:
             *mark.large,
             mark.subscribers,
         )
-        _CURRENT.pack_into(self._memory, 0, other)
+        self._memory[0] = self._current
+        self._memory[1] = mark.in_hand
 
     def close(self) -> None:
         """Leaves the file as it is."""
@@ -71,4 +77,4 @@ class Bookmark:
         os.close(self._descriptor)
 
     def _place(self, number: int) -> int:
-        return _CURRENT.size + (number & 1) * _MARK.size
+        return _HEAD.size + number * _MARK.size

@@ -38,6 +38,7 @@ class InnerSide:
         self, inner: InnerHalf, bookmark: Bookmark, count: Callable[[], int], goes_on_from: Mark | None
     ) -> None:
         self.is_lost = False
+        self.may_repeat = goes_on_from is not None and goes_on_from.in_hand  # the next message may have come before
         self._inner = inner
         self._bookmark = bookmark
         self._count_subscribers = count
@@ -47,6 +48,7 @@ class InnerSide:
         self._line = Line(settles_later=True)
         self._peers = _peers(goes_on_from.read if goes_on_from else None)
         self._known = list(goes_on_from.read if goes_on_from else _NOTHING)  # bytes that a predecessor has passed on
+        self._passed_on = list(self._known)  # bytes of each channel up to the last message that was passed on
         self._settled = list(_NOTHING)  # bytes of each channel in frames that need not come again
         self._unsettled: deque[tuple[int, int]] = deque()  # frames that may have to: channel, bytes
         self._unsettled_bytes = 0
@@ -133,8 +135,12 @@ class InnerSide:
         skipped = min(self._known[number], len(data))
         self._known[number] -= skipped
         for frames in peer.feed(data[skipped:]):
+            self._bookmark.begin()
             yield channel, frames
+            self.may_repeat = False
+            self._passed_on[number] = peer.whole
             self._set_bookmark()
+        self._passed_on[number] = peer.whole
         self._hand_over(channel)
 
     def _settle(self) -> None:
@@ -142,7 +148,7 @@ class InnerSide:
         frames = self._line.settled
         while self._unsettled:
             number, size = self._unsettled[0]
-            is_read = self._peers[CHANNELS[number]].whole >= self._settled[number] + size
+            is_read = self._passed_on[number] >= self._settled[number] + size
             if not is_read and self._unsettled_bytes <= HELD_BACK and not self._line.is_asked:
                 break
             self._unsettled.popleft()
@@ -154,7 +160,7 @@ class InnerSide:
         self._line.settle(frames)
 
     def _set_bookmark(self) -> None:
-        read = tuple(self._peers[channel].whole - self._settled[n] for n, channel in enumerate(CHANNELS))
+        read = tuple(map(int.__sub__, self._passed_on, self._settled))
         is_ready = all(peer.is_ready for peer in self._peers.values())
         is_whole = is_ready and min(read) >= 0
         read = read if is_whole else _NOTHING

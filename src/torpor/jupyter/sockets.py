@@ -153,6 +153,7 @@ class KernelSide:
     lossless = False
     is_connected = True  # as far as libzmq tells
     is_lost = False
+    may_repeat = False
 
     def __init__(self, connection: Connection, context: zmq.Context[Socket]) -> None:
         identity = uuid.uuid4().hex.encode()
