@@ -141,6 +141,7 @@ class Session(msgspec.Struct):
     died: float | None = None  # when it ended without being saved; a resume then goes back to before that
     on_failure: str | None = None  # "resume" or "none"; None = what the policy says
     revived: float = 0.0  # when it was last brought back by itself after a failure
+    outside: bool = False  # adopted, and its processes still run where they were started: not in namespaces of its own
 
 
 class Operation(msgspec.Struct):

@@ -65,7 +65,7 @@ def test_signatures_are_those_of_jupyter_client() -> None:
 def test_a_message_that_may_have_come_before_is_not_refused() -> None:
     client = Session(key=KEY)
     session = Session(key=KEY)
-    sent = session.serialize(session.msg("stream", {"text": "x"}), ident=[b"topic"]) + [b"a buffer"]
+    sent = [*session.serialize(session.msg("stream", {"text": "x"}), ident=[b"topic"]), b"a buffer"]
     parsed = Message.parse([zmq.Frame(frame) for frame in sent])
     assert parsed is not None
     repeated = [frame.bytes for frame in Author(Signer(KEY, "hmac-sha256")).again(parsed)]

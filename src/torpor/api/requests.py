@@ -41,6 +41,16 @@ class NewSession(msgspec.Struct, forbid_unknown_fields=True):
     on_failure: str | None = None
 
 
+class Adoption(msgspec.Struct, forbid_unknown_fields=True):
+    """A running process to make a session of; `dry_run`: only look."""
+
+    pid: int
+    name: str | None = None
+    labels: dict[str, str] = {}
+    idle_after: float | None = None
+    dry_run: bool = False
+
+
 class Signal(msgspec.Struct, forbid_unknown_fields=True):
     """A signal for the main command's process group."""
 
@@ -145,26 +155,37 @@ def check_new_session(new: NewSession) -> None:
         raise UsageError("A variable's name is empty or holds an equals sign.")
     if sum(len(text.encode(errors="surrogateescape")) for text in texts) > ARGUMENTS_LIMIT:
         raise UsageError(f"Command and environment are larger than {ARGUMENTS_LIMIT >> 20} MiB.")
-    if new.name is not None and not NAME.fullmatch(new.name):
-        raise UsageError(
-            f"{new.name!r} cannot be a session's name.",
-            hint="Use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
-        )
-    _check_labels(new.labels)
+    _check_facts(new)
     if not (0 < new.rows <= TERMINAL_SIDE_LIMIT and 0 < new.columns <= TERMINAL_SIDE_LIMIT):
         raise UsageError(f"A terminal of {new.rows} rows and {new.columns} columns is not possible.")
-    if new.idle_after is not None and not 0 < new.idle_after < float("inf"):
-        raise UsageError("The time after which a session counts as idle must be longer than nothing.")
     if new.on_failure is not None and new.on_failure not in ON_FAILURE:
         raise UsageError(f"{new.on_failure!r} is nothing that can be done on failure.", hint="Use resume or none.")
     if new.kind not in KINDS:
         raise UsageError(f"{new.kind!r} is no kind of session.", hint=f"Known are {', '.join(KINDS)}.")
 
 
+def check_adoption(asked: Adoption) -> None:
+    """Raises UsageError with the first thing that is wrong."""
+    if not 0 < asked.pid < 1 << 31:
+        raise UsageError(f"{asked.pid} is not the number of a process.")
+    _check_facts(asked)
+
+
 def check_signal(signum: int) -> None:
     """Raises UsageError when there is no such signal."""
     if signum not in signal.valid_signals():
         raise UsageError(f"There is no signal {signum}.")
+
+
+def _check_facts(new: NewSession | Adoption) -> None:
+    if new.name is not None and not NAME.fullmatch(new.name):
+        raise UsageError(
+            f"{new.name!r} cannot be a session's name.",
+            hint="Use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
+        )
+    _check_labels(new.labels)
+    if new.idle_after is not None and not 0 < new.idle_after < float("inf"):
+        raise UsageError("The time after which a session counts as idle must be longer than nothing.")
 
 
 def _check_labels(labels: dict[str, str]) -> None:

@@ -55,6 +55,8 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("memory", size(shown["rss_bytes"])))
         lines.append(("last use", f"{spoken_duration(shown['idle_seconds'])} ago"))
         lines.append(("verdict", verdict["sentence"]))
+    if shown["pids"] and shown["outside"]:
+        lines.append(("adopted", "it runs where it was started until its first hibernation"))
     if shown["labels"]:
         lines.append(("labels", " ".join(f"{name}={value}" for name, value in shown["labels"].items())))
     if shown["idle_after"] is not None:

@@ -55,10 +55,13 @@ class CriuRun:
         note: Callable[[ProcessId], None] = lambda _: None,
         place: Callable[[int], None] = lambda _: None,
         user: tuple[int, int] = (0, 0),
+        inside: Sequence[str] = (),
+        seen_as: Path | None = None,
     ) -> None:
         """`place` is called with CRIU's pid before it does anything: what it restores inherits where it is put.
 
-        `user` owns the tree that is dumped (uid, gid).
+        `user` owns the tree that is dumped (uid, gid). `inside` is a command prefix that enters other namespaces;
+        `seen_as` is then where `folder` is found from there.
         """
         self._folder = folder
         self._action = action
@@ -68,18 +71,20 @@ class CriuRun:
         self.timed_out = False
         self.at_deadline: Callable[[], None] = lambda: None  # called when it was missed, by another thread
         (folder / "no-plugins").mkdir()
-        hook = self._install_hook()
+        seen_as = seen_as or folder
+        self._install_hook(seen_as)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(folder / "hook.sock"))
         self._listener.listen()
         prefix, further = privileges.dump_as(*user) if action == "dump" else ((), ())
         command = [
+            *inside,
             *prefix,
             *criu.argv,
             action,
             "--no-default-config",
-            *("--images-dir", str(folder), "--log-file", f"{action}.log", "-v2"),
-            *("--timeout", str(int(deadline) + 1), "--action-script", str(hook)),
+            *("--images-dir", str(seen_as), "--log-file", f"{action}.log", "-v2"),
+            *("--timeout", str(int(deadline) + 1), "--action-script", str(seen_as / "hook")),
             *arguments,
             *further,
         ]
@@ -92,7 +97,7 @@ class CriuRun:
             stderr=subprocess.DEVNULL,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={**ENVIRONMENT, "CRIU_LIBS_DIR": str(folder / "no-plugins"), "XDG_RUNTIME_DIR": str(folder)},
+            env={**ENVIRONMENT, "CRIU_LIBS_DIR": str(seen_as / "no-plugins"), "XDG_RUNTIME_DIR": str(seen_as)},
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         started = procfs.start_time(self._process.pid)
@@ -186,14 +191,12 @@ class CriuRun:
             with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as copy:
                 copy.write(source.read_bytes())
 
-    def _install_hook(self) -> Path:
-        program = self._folder / "hook.py"
-        shutil.copyfile(Path(__file__).with_name("hook.py"), program)
+    def _install_hook(self, seen_as: Path) -> None:
+        shutil.copyfile(Path(__file__).with_name("hook.py"), self._folder / "hook.py")
         hook = self._folder / "hook"
-        python, asking = shlex.quote(_plain_python()), shlex.quote(str(program))
+        python, asking = shlex.quote(_plain_python()), shlex.quote(str(seen_as / "hook.py"))
         hook.write_text(HOOK.format(points="|".join(POINTS), python=python, program=asking))
         hook.chmod(0o700)
-        return hook
 
     def _time_out(self) -> None:
         """A CRIU that waits for us is let go first: what it undoes by itself is undone better than by its death."""

@@ -6,10 +6,11 @@ like memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,8 +47,9 @@ class SavedTree(msgspec.Struct):
     lengths: list[int]
 
 
-def save(root: Path, put: Put, segment: memoryview) -> SavedTree:
-    """Stores everything below `root` (a frozen session's folder: nothing changes meanwhile).
+def save(root: Path, put: Put, segment: memoryview, *, only: Collection[str] | None = None) -> SavedTree:
+    """Stores everything below `root` (a frozen session's folder: nothing changes meanwhile), or `only` these files
+    with the folders that they are in.
 
     No symbolic link is followed and no mount crossed. Sockets are left to CRIU. `segment` is scratch of SEGMENT bytes.
     Raises OSError, and whatever `put` raises.
@@ -64,6 +66,8 @@ def save(root: Path, put: Put, segment: memoryview) -> SavedTree:
                 if facts.st_dev != device or stat.S_ISSOCK(facts.st_mode):
                     continue
                 path = os.path.normpath(os.path.join(folder, name))
+                if only is not None and not any(f"{one}/".startswith(f"{path}/") for one in only):
+                    continue
                 saved.nodes.append(_save_one(at, name, path, facts, seen, saved, put, segment))
     finally:
         os.close(top)
@@ -101,6 +105,22 @@ def lay_out(root: Path, nodes: list[Node], ids: list[bytes], lengths: list[int],
         os.close(top)
     if not chunks.exhausted:
         raise IntegrityError("The checkpoint's /dev/shm holds more bytes than its files need.")
+
+
+def remove(root: Path, nodes: list[Node]) -> None:
+    """Removes saved files from where they were, as far as they are still the same; folders only when empty."""
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for node in reversed(nodes):
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.stat(node.path, dir_fd=top, follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    with contextlib.suppress(OSError):  # something else is in it, or it is the root itself
+                        os.rmdir(node.path, dir_fd=top)
+                elif (facts.st_mode, facts.st_size, facts.st_mtime_ns) == (node.mode, node.size, node.mtime_ns):
+                    os.unlink(node.path, dir_fd=top)
+    finally:
+        os.close(top)
 
 
 class _Chunks:

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torpor.engine import procfs
+from torpor.engine import procfs, surroundings
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
-    "anon_inode:[io_uring]": "an io_uring ring, which CRIU cannot save (set UV_USE_IO_URING=0 for uvloop and Node.js)",
+    "anon_inode:[io_uring]": "an io_uring ring, which CRIU cannot save (uvloop, Node.js: set UV_USE_IO_URING=0; "
+    "newer ones heed only the sysctl kernel.io_uring_disabled = 2)",
     "anon_inode:[perf_event]": "a performance counter, which CRIU cannot save",
     "anon_inode:[userfaultfd]": "a userfaultfd, which CRIU cannot save",
     "anon_inode:[fanotify]": "a fanotify group, which CRIU cannot save",
@@ -26,12 +27,13 @@ UNSAVABLE = {
 NESTABLE = ("pid", "mnt", "user", "net", "ipc", "uts")
 
 
-def objections(init_pid: int, terminal: str | None = None) -> list[str]:
+def objections(init_pid: int, terminal: str | None = None, *, around: dict[str, str] | None = None) -> list[str]:
     """One sentence for each thing below `init_pid` that cannot be saved; empty when nothing stands against it.
 
-    `terminal` is the session's own terminal, whose other end is outside the tree.
+    `terminal` is the session's own terminal, whose other end is outside the tree. `around` are the node's
+    namespaces for an adopted tree that still runs in them.
     """
-    found: list[str] = []
+    found = surroundings.objections(init_pid, around) if around else surroundings.unix_objections(init_pid)
     device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):
@@ -45,8 +47,10 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
         namespaces = procfs.namespaces(pid)
-        controlling = int(_lines(pid, "stat")[0].rpartition(")")[2].split()[4])
-        of_descriptors = list(_of_descriptors(pid, on_terminal=controlling == terminal))
+        _, _, session, controlling, foreground = map(int, _lines(pid, "stat")[0].rpartition(")")[2].split()[1:6])
+        of_descriptors = list(
+            _of_descriptors(pid, on_terminal=controlling == terminal, in_foreground=foreground == session)
+        )
     except (FileNotFoundError, ProcessLookupError):
         return  # it ended while we looked
     yield from of_descriptors
@@ -61,7 +65,7 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
             yield f"is in a {kind} namespace of its own (a container or sandbox inside the session)"
 
 
-def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
+def _of_descriptors(pid: int, *, on_terminal: bool, in_foreground: bool) -> Iterator[str]:
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed while we looked
             link = os.readlink(f"/proc/{pid}/fd/{fd}")
@@ -72,6 +76,11 @@ def _of_descriptors(pid: int, *, on_terminal: bool) -> Iterator[str]:
                 yield f"has an eventfd in semaphore mode, which CRIU would bring back as a plain one (descriptor {fd})"
             if link == "/dev/tty" and on_terminal:
                 yield f"has /dev/tty open (descriptor {fd}), which CRIU cannot save when the terminal is outside"
+            elif link == "/dev/tty" and not in_foreground:
+                yield (
+                    f"has /dev/tty open (descriptor {fd}), which CRIU can save only while no other job is in the "
+                    "foreground of that terminal (dash keeps it open, bash and zsh do not)"
+                )
 
 
 def _lines(pid: int, name: str) -> list[str]:

@@ -6,13 +6,14 @@ A process is named by its pid and its start time (clock ticks after boot), never
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torpor.errors import NotFound, NotPermitted
 
 if TYPE_CHECKING:
-    from torpor.model import Caller
+    from torpor.model import Caller, ProcessId
 
 NAMESPACES = ("mnt", "user", "pid", "net", "ipc", "uts", "cgroup", "time")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -38,6 +39,15 @@ _LIMIT_NAMES = {
     "Max realtime priority": "RTPRIO",
     "Max realtime timeout": "RTTIME",
 }
+
+
+class Ids(NamedTuple):
+    """What a process belongs to: its parent, its process group (job) and its session, and its terminal's device."""
+
+    parent: int
+    group: int
+    session: int
+    terminal: int
 
 
 def boot_id() -> str:
@@ -124,6 +134,71 @@ def traced(pids: Iterable[int]) -> bool:
 def uid(pid: int) -> int:
     """The effective user id of the process. Raises NotFound."""
     return int(_status(pid)["Uid"].split()[1])
+
+
+def uids(pid: int) -> set[int]:
+    """Real, effective, saved and file system user ids of the process. Raises NotFound."""
+    return {int(field) for field in _status(pid)["Uid"].split()}
+
+
+def gid(pid: int) -> int:
+    """The effective group id of the process. Raises NotFound."""
+    return int(_status(pid)["Gid"].split()[1])
+
+
+def ids(pid: int) -> Ids:
+    """What the process belongs to. Raises ProcessLookupError."""
+    fields = _stat(pid)
+    if fields is None:
+        raise ProcessLookupError(f"Process {pid} does not exist.")
+    return Ids(*(int(field) for field in fields[1:5]))
+
+
+def name(pid: int) -> str:
+    """What the process calls itself; a question mark when it is gone."""
+    return (_read_of(pid, "comm") or "?").strip()
+
+
+def arguments(pid: int) -> list[str]:
+    """The command line of the process; empty when it is gone."""
+    line = (_read_of(pid, "cmdline") or "").rstrip("\0")
+    return line.split("\0") if line else []
+
+
+def program(pid: int) -> str | None:
+    """Path of the program that the process executes; None when it is gone or a thread of the kernel."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty when it is gone."""
+    pairs = (entry.partition("=") for entry in (_read_of(pid, "environ") or "").split("\0"))
+    return {name: value for name, equals, value in pairs if equals and name}
+
+
+def kill(process: ProcessId) -> bool:
+    """SIGKILL to exactly this process; False when it is gone."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if alive(process.pid, process.start_time, process.boot_id):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return True
+    except ProcessLookupError:
+        pass  # it has just ended by itself
+    finally:
+        os.close(pidfd)
+    return False
+
+
+def all_pids() -> list[int]:
+    """Every process that can be seen from here."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
 def caller_facts(pid: int, uid: int, gid: int) -> Caller:

@@ -52,12 +52,12 @@ class FilesBack:
             files_images.rewrite(images, wanted)
         files_images.drop_mounts(images, {mount.path for mount in files.mounts()})
 
-    def check(self, init_pid: int) -> None:
+    def check(self, root_pid: int) -> None:
         """Compares what the restored tree (it does not run yet) has open with what was judged.
 
         Raises Conflict when a path was exchanged in the meantime: nothing may be opened that was not looked at.
         """
-        for found in files.survey(init_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
+        for found in files.survey(root_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
             if found.path == b"/" or found.path.startswith(os.fsencode(self._paths.scratch)):
                 continue  # nobody can exchange these; CRIU's own descriptors are still open beside the session's
             if found.kind == "folder" and found.path in self._nameless:
