@@ -67,6 +67,7 @@ class Caller(msgspec.Struct, frozen=True):
     namespaces: dict[str, str] = {}  # mnt, user, pid, net, ipc, uts: link targets
     capabilities_bounding: int = 0
     nice: int = 0
+    oom_score_adj: int = 0
 
 
 class Launch(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import click
 
 from torpor.cli.checkpoints_cmd import checkpoint_table
 from torpor.cli.options import json_option, session_argument
-from torpor.cli.output import clock, print_json, size
+from torpor.cli.output import clock, print_json, print_line, size
 from torpor.client import Client
 from torpor.durations import spoken_duration
 from torpor.jupyter.command import without_inner_half
@@ -31,7 +31,7 @@ def command(session: str, as_json: bool) -> None:
         print_json(shown)
         return
     for label, value in _lines(shown):
-        click.echo(f"{label + ':':<15}{value}")
+        print_line(f"{label + ':':<15}{value}")
     if shown["checkpoints"]:
         click.echo("")
         checkpoint_table(shown["checkpoints"])

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, filetree, images, interrupted, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, interrupted, places, ports, private_mounts, procfs, terminals
 from torpor.engine.files_kept import OBJECT
 from torpor.engine.home import Home
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status, session_python
@@ -192,6 +192,7 @@ class Resuming:
         with self._trusting():
             self._made.append(self._files)
             self._files.prepare(context.scratch)
+        places.guard(context.scratch, context.session.caller)
         extra = self._reattach()
         clear_exit_status(context.paths.session(context.session.id))
         self._restore = Restore(

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, places, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
@@ -175,6 +175,7 @@ class Saving:
             outside=context.session.outside,
         )
         self._shared_memory = self._dump.stream()
+        places.require_helpers(context.scratch)
         self._files.frozen(pin=self._hibernate)
         self._watch.lap("transfer")
         if not self._hibernate:
