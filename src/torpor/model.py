@@ -139,6 +139,7 @@ class Session(msgspec.Struct):
     quiesced_reason: str = ""  # its sentence when something is
     quiesced_lossless: bool = False  # what is in flight is saved with the session
     notes: tuple[str, ...] = ()  # what its owner should know of the last resume
+    lost: str | None = None  # the sentence on what the last resume lost, if it went back to an older checkpoint
     died: float | None = None  # when it ended without being saved; a resume then goes back to before that
     on_failure: str | None = None  # "resume" or "none"; None = what the policy says
     revived: float = 0.0  # when it was last brought back by itself after a failure

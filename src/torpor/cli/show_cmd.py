@@ -66,6 +66,8 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if shown["ended"] is not None:
         status = shown["exit_status"]
         lines.append(("ended", f"{clock(shown['ended'])}, exit status {'unknown' if status is None else status}"))
+    if shown["lost"] is not None:
+        lines.append(("lost", shown["lost"]))
     lines += [("note", note) for note in shown["notes"]]
     if error is not None:
         lines.append(("last error", " ".join(error[part] for part in ("message", "safe", "hint") if error.get(part))))

@@ -34,6 +34,7 @@ class Seen(msgspec.Struct, frozen=True):
     version: int
     lease: int = 0
     exit_status: int | None = None
+    lost: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from torpor.jupyter.homeward import Homeward
 from torpor.jupyter.inner_side import InnerSide
 from torpor.jupyter.kernel_link import AGAIN_AFTER_REPLY, KernelLink
 from torpor.jupyter.ledger import Ledger
+from torpor.jupyter.loss import Loss
 from torpor.jupyter.memory import Memory
 from torpor.jupyter.policy import CommJudge
 from torpor.jupyter.quiesce import Quiesce
@@ -81,6 +82,7 @@ class Relay:
         self._absence = Absence(
             self.waking, self._voice, self._memory, self._ledger, self._comms, partial(self._end, 0)
         )
+        self._loss = Loss(self._voice)
         self._bookmark = Bookmark(claim.bookmark_file)
         self._reporter = Reporter(agent, self._timers, self._report)
         self._poller = zmq.Poller()
@@ -147,6 +149,7 @@ class Relay:
     def _forward(self, channel: str, message: Message) -> None:
         assert self._link is not None
         self._ledger.forwarded(channel, message)
+        self._loss.tell(message)
         if message.header.msg_type == "shutdown_request":
             self.farewell.expect()
         self._link.side.send(channel, message.frames)
@@ -243,7 +246,7 @@ class Relay:
             self._link.close()
             self._link = None
         lost = [Held(channel, message, wakes=False) for channel, message in self._ledger.requests.values()]
-        self._voice.fail(lost, "SessionInterrupted", "The session was taken away while this request was under way.")
+        self._voice.fail(lost, "SessionInterrupted", self._loss.reason)
         self._ledger.requests.clear()
 
     # What the agent says
@@ -275,6 +278,7 @@ class Relay:
         if session.state in OVER:
             self.farewell.over(session.exit_status)
         elif session.state in RUNS:
+            self._loss.seen(session)
             self._quiesce = None
             if self._link is None or (self._link.lease != session.lease and not self._link.side.lossless):
                 self._open_link()
