@@ -82,9 +82,9 @@ class Installation:
         environment = {"PATH": os.environ["PATH"]}
         return self.client.create_session(list(argv), cwd="/", env=environment, **facts)
 
-    def operate(self, ref: str, kind: str) -> dict[str, Any]:
+    def operate(self, ref: str, kind: str, *, if_idle: bool = False) -> dict[str, Any]:
         """Runs an operation to its end; its result."""
-        *_, result = self.client.operation(ref, kind)
+        *_, result = self.client.operation(ref, kind, if_idle=if_idle)
         return result
 
     def output(self, ref: str, stream: str = "out") -> str:

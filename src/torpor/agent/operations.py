@@ -47,15 +47,18 @@ class Operations:
         last = self.registry.last_operation(session_id)
         return last is not None and last.ended is None
 
-    def begin(self, session: Session, kind: OperationKind) -> Running:
-        """Starts an operation. Raises Conflict when one is in progress or the session's state forbids it."""
+    def begin(self, session: Session, kind: OperationKind, *, if_idle: bool = False) -> Running:
+        """Starts an operation. Raises Conflict when one is in progress or the session's state forbids it.
+
+        `if_idle`: a kernel that is in the middle of anything is not hibernated.
+        """
         if kind is OperationKind.HIBERNATE:
-            self._refuse_busy_kernel(session)
+            self._refuse_busy_kernel(session, if_idle=if_idle)
         if session.kind == "kernel":
             self.registry.update_session(session.id, relay_heard=self.board.relay_heard(session))
         checkpoint = self._to_resume_from(session).id if kind is OperationKind.RESUME else None
         steps = planner.steps(kind, session)
-        operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint)
+        operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint, if_idle=if_idle)
         self.board.notify(session.id)
         running = self._running[session.id] = Running(operation)
         self._background(self._in_turn(running, session.uid))
@@ -95,9 +98,9 @@ class Operations:
         self._background(self._see_through(running, worker, None))
         return running
 
-    def _refuse_busy_kernel(self, session: Session) -> None:
+    def _refuse_busy_kernel(self, session: Session, *, if_idle: bool) -> None:
         kernel = self.board.kernel(session)
-        if session.kind != "kernel" or kernel is None:
+        if session.kind != "kernel" or kernel is None or (kernel.lossless and not if_idle):
             return
         reason = None
         if kernel.waiting_for_input:
@@ -107,8 +110,9 @@ class Operations:
         elif kernel.queued:
             reason = f"{kernel.queued} of its requests are not answered yet"
         if reason:
+            only = "" if kernel.lossless else " This kernel speaks TCP only: it is saved at quiet moments."
             raise Conflict(
-                f"Session {session.name} is not hibernated: {reason}.",
+                f"Session {session.name} is not hibernated: {reason}.{only}",
                 safe="Nothing was changed.",
                 hint="Ask again when the cell has ended, or interrupt it.",
             )

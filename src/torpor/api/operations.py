@@ -36,7 +36,8 @@ async def operate(request: Request) -> Response:
         if not waits and (running := await node.operations.resume(session)) is not None:
             return _lines(running.events())
         return _lines(_resumed(node, session))
-    return _lines(node.operations.begin(session, kind).events())
+    if_idle = request.query_params.get("if_idle", "0") == "1"
+    return _lines(node.operations.begin(session, kind, if_idle=if_idle).events())
 
 
 async def compatibility(request: Request) -> Response:

@@ -76,6 +76,7 @@ class KernelReport(msgspec.Struct, forbid_unknown_fields=True):
     queued: int = 0
     waiting_for_input: bool = False
     last_message: float = 0.0
+    lossless: bool = False
 
     def as_heard(self, heard: float) -> Kernel:
         """The report as the model keeps it."""
@@ -85,6 +86,7 @@ class KernelReport(msgspec.Struct, forbid_unknown_fields=True):
             queued=self.queued,
             waiting_for_input=self.waiting_for_input,
             last_message=self.last_message,
+            lossless=self.lossless,
             heard=heard,
         )
 
@@ -95,6 +97,7 @@ class Quiesced(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     ok: bool
     reason: str = ""
+    lossless: bool = False
 
 
 class Answered(msgspec.Struct, forbid_unknown_fields=True):

@@ -178,7 +178,13 @@ class Registry:
     # The journal
 
     def begin_operation(
-        self, session_id: str, kind: OperationKind, steps: Sequence[str], *, checkpoint: str | None = None
+        self,
+        session_id: str,
+        kind: OperationKind,
+        steps: Sequence[str],
+        *,
+        checkpoint: str | None = None,
+        if_idle: bool = False,
     ) -> Operation:
         """Writes the plan and moves the session to the transitional state, at once or not at all.
 
@@ -198,6 +204,7 @@ class Registry:
                 started=time.time(),
                 before=session.state,
                 checkpoint=checkpoint,
+                if_idle=if_idle,
             )
             db.execute(
                 "INSERT INTO operations VALUES (?, ?, ?, NULL, ?)",

@@ -216,8 +216,13 @@ class Resuming:
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         context.registry.check_lease(context.session.id, self._token)
-        notes = tuple(self._files.notes)
-        context.registry.update_session(context.session.id, init=self._init, outside=False, notes=notes)
+        context.registry.update_session(
+            context.session.id,
+            init=self._init,
+            outside=False,
+            notes=tuple(self._files.notes),
+            lost=self._lost().get("lost"),
+        )
 
     def _run(self) -> None:
         """The session runs from here on: its state says so at once, so that its relay goes to work."""

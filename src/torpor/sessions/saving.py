@@ -102,7 +102,8 @@ class Saving:
         self._writer.abort()
 
     def _quiesce(self) -> None:
-        """Waits until the relay says that no message is on its way; refuses while a cell runs."""
+        """Waits until the relay forwards nothing more. A cell that runs is a reason to refuse only where what is on
+        its way would be lost, or nobody wanted more than an idle kernel to be hibernated."""
         context = self._context
         give_up = time.monotonic() + QUIESCE_DEADLINE
         while True:
@@ -110,7 +111,7 @@ class Saving:
             if not session.relay_heard or time.time() - session.relay_heard > RELAY_SILENCE:
                 return
             if session.quiesced_version >= session.version:
-                if session.quiesced_ok:
+                if session.quiesced_ok or (session.quiesced_lossless and not context.operation.if_idle):
                     return
                 raise Conflict(
                     session.quiesced_reason or "The kernel is busy.",
