@@ -46,7 +46,13 @@ class Session:
     def facts(self) -> dict[str, Any]:
         return self.installation.client.session(self.id)
 
+    def last_outcome(self) -> str | None:
+        with self.installation.registry() as registry:
+            operation = registry.last_operation(self.id)
+        return operation.outcome if operation else "none yet"
+
     def hibernate(self) -> None:
+        eventually(self.last_outcome, lambda outcome: outcome is not None)  # a wake ends after the first answer
         self.installation.operate(self.id, "hibernate")
         facts = self.facts()
         assert (facts["state"], facts["pids"]) == ("hibernated", [])
