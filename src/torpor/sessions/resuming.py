@@ -43,6 +43,7 @@ class Resuming:
         self._made: list[FilesBack] = []
         self._init: ProcessId | None = None
         self._token = 0
+        self.past_return = False
         self._inherited: list[int] = []
         self._home: Home | None = None
         self._window: tuple[int, tuple[int, int]] | None = None
@@ -230,6 +231,7 @@ class Resuming:
         assert self._init is not None
         context = self._context
         self._restore.let_go()
+        self.past_return = True
         self._restore = None
         if self._window is not None:
             termios.tcsetwinsize(*self._window)  # CRIU set the size that it had; it may have been changed meanwhile

@@ -45,6 +45,7 @@ class Saving:
         self._hibernate = context.operation.kind is OperationKind.HIBERNATE
         self._id = "c-" + secrets.token_hex(6)
         self._writer = context.store.writer()
+        self.past_return = False
         self._dump: Dump | None = None
         self._files_begun: list[FilesSaved] = []
         self._committed = False
@@ -226,6 +227,7 @@ class Saving:
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
         others = self._others()
         self._context.note(*others)  # these do not die with the first process, as they do in a namespace
+        self.past_return = True
         self._dump.end_tree(others)
         for process in (self._init, *others):
             wait_gone(process)
