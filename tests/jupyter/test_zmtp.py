@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import zmq
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torpor.jupyter.zmtp import GREETING, LARGE, Peer
@@ -59,6 +59,7 @@ def test_large_frames_arrive_whole(size: int, cuts: list[int]) -> None:
     assert heard(Peer("DEALER", joins_at=0), wire(said), cuts) == said
 
 
+@example(b"\x04\x00")  # a command without a name
 @given(st.binary(max_size=300))
 def test_nonsense_raises_nothing(noise: bytes) -> None:
     for _ in Peer("SUB", subscribe=True).feed(GREETING + noise):

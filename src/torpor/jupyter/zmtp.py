@@ -108,7 +108,8 @@ class Peer:
             log.warning("This kernel does not speak ZMTP 3 without encryption: it will not be understood.")
 
     def _on_command(self, body: bytes) -> None:
-        name, rest = body[1 : 1 + body[0]], body[1 + body[0] :]
+        end = 1 + int.from_bytes(body[:1], "big")
+        name, rest = body[1:end], body[end:]
         if name == b"READY":
             self.is_ready = True
             self.leaving += self._later
