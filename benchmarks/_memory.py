@@ -31,7 +31,8 @@ listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 while True:
     asking, _ = listener.accept()
-    asking.sendall(sum(data[::65536]).to_bytes(8, "little"))
+    step = int.from_bytes(asking.recv(8), "little")
+    asking.sendall(sum(data[::step]).to_bytes(8, "little"))
     asking.close()
 """
 FILL = """
@@ -44,10 +45,12 @@ for start in range(0, size, 1 << 20):
 print(time.monotonic() - started)
 """
 PATIENCE = 120.0
+EVERYWHERE = 4096  # touches every page
+HARDLY = 1 << 62  # touches one
 
 
 class Memory:
-    """One session with `size` bytes of random memory. It answers every connection with a sum over its memory."""
+    """One session with `size` bytes of random memory. It answers every connection with a sum over a part of it."""
 
     def __init__(self, stage: Stage, size: int) -> None:
         self._stage = stage
@@ -67,11 +70,12 @@ class Memory:
         """Where to put a peer's files: on the store's disk, removed with the session."""
         return self._stage.home / "peer"
 
-    def answer(self) -> int:
-        """Waits until the session answers; its sum."""
+    def answer(self, step: int = EVERYWHERE) -> int:
+        """Waits until the session answers; the sum of every `step`th byte of its memory."""
         deadline = time.monotonic() + PATIENCE
         while True:
             with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", self.port)) as asking:
+                asking.sendall(step.to_bytes(8, "little"))
                 said = asking.recv(8)
                 if said:
                     return int.from_bytes(said, "little")

@@ -58,6 +58,10 @@ class Paths:
         """One session's own folder: logs, exit status, stdin FIFO (mode 0711, files of the owner 0600)."""
         return self.state / "sessions" / session_id
 
+    def page_source(self, operation_id: str) -> Path:
+        """Where the page source of a resume says how it ended (root only; held by its lock until then)."""
+        return self.run / "page-sources" / operation_id
+
     @property
     def scratch(self) -> Path:
         """An empty folder on which every worker mounts memory that only it sees."""

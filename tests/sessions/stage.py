@@ -150,12 +150,13 @@ class Worker:
 
     def __init__(self, stage: Stage, operation: Operation, pause_after: str | None, env: dict[str, str]) -> None:
         self.operation = operation
+        self._log = stage.home / "workers.log"
         self._read, write = os.pipe()
         environment = {**os.environ, "TORPOR_HOME": str(stage.home), **env}
         if pause_after:
             environment[PAUSE_AFTER] = f"{operation.kind}:{pause_after}"
         null = os.open("/dev/null", os.O_RDONLY)
-        log = os.open(stage.home / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         argv = [sys.executable, "-m", "torpor.sessions.worker", operation.id]
         self.pid, self.start_time = stage.keeper.spawn(operation.id, argv, environment, null, write, log)
         self.pidfd = os.pidfd_open(self.pid)
@@ -178,7 +179,7 @@ class Worker:
             ready, _, _ = select.select([self._read], [], [], PATIENCE)
             assert ready, "the worker did not come to its step"
             piece = os.read(self._read, 65536)
-            assert piece, "the worker ended before its step"
+            assert piece, f"the worker ended before its step: {self._log.read_text()}"
             seen += piece
 
     def go_on(self) -> None:

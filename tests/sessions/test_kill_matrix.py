@@ -11,7 +11,7 @@ from tests.sessions.test_transitions import COUNTER, counted
 
 from torpor.engine import procfs
 from torpor.model import OperationKind, Session, State
-from torpor.sessions import planner
+from torpor.sessions import planner, resuming
 
 MATRIX = [
     (kind, step)
@@ -22,6 +22,7 @@ MATRIX = [
     )
     for step in plan
 ]
+LAZILY = {resuming.LAZY_FROM: "0"}  # the other resumes of these tests are of so little memory that they are eager
 
 
 def a_running_session(stage: Stage) -> Session:
@@ -90,7 +91,7 @@ def leftovers(stage: Stage) -> list[str]:
 @pytest.mark.parametrize(("kind", "step"), MATRIX)
 def test_the_worker_is_killed(stage: Stage, kind: OperationKind, step: str) -> None:
     session = prepared(stage, kind)
-    worker = stage.begin(session, kind, pause_after=step)
+    worker = stage.begin(session, kind, pause_after=step, **LAZILY)
     worker.wait_for_pause()
     worker.kill()
     if step != "record":
@@ -101,10 +102,11 @@ def test_the_worker_is_killed(stage: Stage, kind: OperationKind, step: str) -> N
 @pytest.mark.parametrize(("kind", "step"), MATRIX)
 def test_the_keeper_is_killed(stage: Stage, kind: OperationKind, step: str) -> None:
     session = prepared(stage, kind)
-    worker = stage.begin(session, kind, pause_after=step)
+    worker = stage.begin(session, kind, pause_after=step, **LAZILY)
     worker.wait_for_pause()
     stage.kill_keeper()
     worker.go_on()
     worker.wait()
-    assert stage.registry.operation(worker.operation.id).outcome == "completed"
+    operation = stage.registry.operation(worker.operation.id)
+    assert operation.outcome == "completed", operation.error
     assert_whole(stage, session)

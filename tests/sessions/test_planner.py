@@ -54,6 +54,7 @@ def test_a_resumed_session_is_on_record_before_it_runs() -> None:
         < plan.index("lay_out")
         < plan.index("restore")
         < plan.index("run")
+        < plan.index("complete")
     )
 
 
@@ -78,6 +79,12 @@ def test_a_session_that_dies_before_its_checkpoint_was_verified_died_by_itself()
     for done in prefixes(OperationKind.HIBERNATE):
         if "verify" not in done:
             assert planner.outcome(OperationKind.HIBERNATE, done, Remains(False, False)) is Outcome.DIED
+
+
+def test_a_session_whose_memory_was_lost_while_it_ran_is_ended() -> None:
+    for done in prefixes(OperationKind.RESUME):
+        outcome = planner.outcome(OperationKind.RESUME, done, Remains(init_alive=False, memory_lost=True))
+        assert outcome is (Outcome.LOST if "run" in done else Outcome.AWAY_UNDONE)
 
 
 @given(alive=st.booleans())

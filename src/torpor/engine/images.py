@@ -21,6 +21,8 @@ FILES = "files.img"
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
+MAPPINGS, ADVICE = 14, 9  # the field of mm_entry with its mappings, and the field of these with bits of madvise(2)
+WIPE_ON_FORK = 1 << 18
 
 
 def small_images(folder: Path) -> Iterator[Path]:
@@ -73,6 +75,22 @@ def rearm_timers(files: bytes) -> bytes:
             )
         parts.append(entry(body))
     return b"".join(parts)
+
+
+def wiped_on_fork(mm_image: bytes) -> list[tuple[int, int]]:
+    """Mappings (start, end) of a task, from its `mm-ID.img`, that a child of a fork finds empty."""
+    found = []
+    (memory,) = entries_of(mm_image)
+    for number, mapping in fields_of(memory):
+        if number == MAPPINGS and isinstance(mapping, bytes):
+            known = dict(fields_of(mapping))
+            start, end, advice = known[1], known[2], known.get(ADVICE, 0)
+            assert isinstance(start, int)
+            assert isinstance(end, int)
+            assert isinstance(advice, int)
+            if advice & WIPE_ON_FORK:
+                found.append((start, end))
+    return found
 
 
 def frozen_seconds(folder: Path) -> float:

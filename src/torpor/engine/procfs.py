@@ -121,6 +121,12 @@ def traced(pids: Iterable[int]) -> bool:
     return any(int(_status(pid).get("TracerPid", "0")) for pid in pids if _stat(pid) is not None)
 
 
+def stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal (job control)."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
+
+
 def uid(pid: int) -> int:
     """The effective user id of the process. Raises NotFound."""
     return int(_status(pid)["Uid"].split()[1])

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, private_mounts, yards
+from torpor.engine import images, lazy_plan, private_mounts, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
-from torpor.engine.pagestream import PAGE, SEGMENT, Entry, PageObject, SegmentPool
+from torpor.engine.pagestream import PAGE, SEGMENT, TYPE_TASK, Entry, PageObject, SegmentPool
 from torpor.model import ProcessId
 
 ARGUMENTS = (
@@ -24,15 +24,18 @@ READERS = 3  # one waits for the disk while two cores hash
 Read = Callable[[Sequence[bytes], memoryview, Sequence[int]], None]
 
 
-def lay_out_memory(folder: Path, objects: Sequence[PageObject], read: Read, progress: Callable[[int], None]) -> None:
-    """Writes the pagemaps and pages of `objects` as CRIU's images. `read` authenticates each chunk.
+def lay_out_memory(
+    folder: Path, objects: Sequence[PageObject], read: Read, progress: Callable[[int], None], *, lazy: bool
+) -> None:
+    """Writes the pagemaps and pages of `objects` as CRIU's images; with `lazy`, not the pages that arrive late.
 
-    `progress` is called with the bytes laid out so far. Raises whatever `read` raises.
+    `read` authenticates each chunk. `progress` is called with the bytes laid out so far. Raises whatever `read` raises.
     """
     done = 0
     for pages_id, found in enumerate(objects, start=1):
         images.write_pagemap(folder, found.kind, found.image_id, pages_id, found.entries)
-        done = _write_pages(folder / f"pages-{pages_id}.img", found, read, done, progress)
+        wanted = list(lazy_plan.eager_pieces(found)) if lazy and found.kind == TYPE_TASK else None
+        done = _write_pages(folder / f"pages-{pages_id}.img", found, wanted, read, done, progress)
 
 
 class Restore:
@@ -115,8 +118,18 @@ def present_bytes(entries: Sequence[Entry]) -> int:
     return sum(entry.pages for entry in entries if entry.flags & 4) * PAGE
 
 
-def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress: Callable[[int], None]) -> int:
-    """Through buffers that stay: reading from the disk straight into fresh pages of the image costs more."""
+def _write_pages(
+    path: Path,
+    found: PageObject,
+    wanted: list[tuple[int, int]] | None,
+    read: Read,
+    done: int,
+    progress: Callable[[int], None],
+) -> int:
+    """Through buffers that stay: reading from the disk straight into fresh pages of the image costs more.
+
+    `wanted` names the chunks (number, offset) that are to be there; None = all. The rest of the image is a hole.
+    """
     pool = SegmentPool(READERS * SEGMENT)
 
     def write(piece: tuple[int, slice]) -> int:
@@ -131,9 +144,11 @@ def _write_pages(path: Path, found: PageObject, read: Read, done: int, progress:
             pool.give(buffer)
 
     image = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    pieces = _pieces(found.lengths) if wanted is None else ((at, slice(n, n + 1)) for n, at in wanted)
     try:
+        os.ftruncate(image, sum(found.lengths))
         with ThreadPoolExecutor(READERS, thread_name_prefix="torpor-lay-out") as readers:
-            for written in readers.map(write, _pieces(found.lengths)):
+            for written in readers.map(write, pieces):
                 done += written
                 progress(done)
     finally:

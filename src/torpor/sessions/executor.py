@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from torpor.engine.criu_binary import Criu
 from torpor.engine.keeper_client import KeeperClient
+from torpor.engine.page_source import PageSource
 from torpor.errors import EngineError, StoreError, TorporError, UsageError
 from torpor.model import Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -42,6 +43,7 @@ class Context:
     session: Session
     scratch: Path
     progress: Progress
+    page_source: PageSource
 
     def note(self, *processes: ProcessId) -> None:
         """Adds to the processes that have to be gone before the operation can be recovered."""
@@ -74,8 +76,9 @@ class Transition(Protocol):
         """Called last. What it returns is written to the registry together with the end of the operation."""
         ...
 
-    def undo(self) -> None:
-        """Called after a failure of any step: the session is then as it was before."""
+    def undo(self) -> State | None:
+        """Called after a failure of any step. The session is then as it was before, or in the state that is returned:
+        it had to be ended."""
         ...
 
 
@@ -90,9 +93,11 @@ def execute(context: Context, transition: Transition) -> None:
             _pause(operation.kind, step)
         done = transition.record()
     except (TorporError, OSError) as failure:
-        transition.undo()
+        ended = transition.undo()
         error = _as_torpor_error(failure, context.session)
-        registry.finish_operation(operation.id, "undone", operation.before, error=error.as_dict())
+        now = time.time()
+        changes: dict[str, Any] = {} if ended is None else {"init": None, "ended": now, "died": now}
+        registry.finish_operation(operation.id, "undone", ended or operation.before, error=error.as_dict(), **changes)
         raise error from failure
     registry.finish_operation(operation.id, "completed", done.state, result=done.result, **done.changes)
     _pause(operation.kind, operation.steps[-1])

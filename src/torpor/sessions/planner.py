@@ -15,7 +15,7 @@ from torpor.model import OperationKind, Session
 
 CHECKPOINT_STEPS = ("preflight", "dump", "seal", "commit", "verify", "record")
 HIBERNATE_STEPS = ("quiesce", "preflight", "dump", "seal", "commit", "verify", "end", "record")
-RESUME_STEPS = ("lease", "compatibility", "lay_out", "restore", "run", "answer", "record")
+RESUME_STEPS = ("lease", "compatibility", "lay_out", "restore", "run", "answer", "complete", "record")
 
 
 class Outcome(StrEnum):
@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     HIBERNATED_COMPLETED = "hibernated, transition completed"
     AWAY_UNDONE = "not running, as before"
     DIED = "the session died by itself meanwhile"
+    LOST = "ended, because a part of its memory could not be had"
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class Remains:
 
     `init_alive`: the session's first process lives (for a resume: the one that the worker put on record).
     `committed`: the operation's manifest is in the store, and whole. `verified`: every byte of it was read back.
+    `memory_lost`: the page source of a resume could not bring everything, and ended the session.
     """
 
     init_alive: bool
     committed: bool = False
     verified: bool = False
+    memory_lost: bool = False
 
 
 def steps(kind: OperationKind, session: Session) -> tuple[str, ...]:
@@ -58,6 +61,8 @@ def outcome(kind: OperationKind, done: Collection[str], remains: Remains) -> Out
     if kind is OperationKind.RESUME:
         if "restore" not in done:
             return Outcome.AWAY_UNDONE
+        if remains.memory_lost and "run" in done:
+            return Outcome.LOST
         return Outcome.RUNNING_COMPLETED if remains.init_alive else Outcome.AWAY_UNDONE
     safe = remains.committed and (remains.verified or "verify" in done)
     if remains.init_alive:

@@ -7,13 +7,16 @@ import os
 import select
 import shutil
 import time
+from typing import Any
 
 from torpor.engine import keeper_client, procfs, trees, yards
+from torpor.engine.page_source import Report, wait_for_report
 from torpor.errors import Conflict, IntegrityError, NotFound, StoreError
 from torpor.model import Checkpoint, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
 from torpor.sessions import compatibility, planner
 from torpor.sessions.executor import tell_keeper
+from torpor.sessions.losses import end_session, memory_lost
 from torpor.sessions.planner import Outcome, Remains
 from torpor.sessions.registry import Registry
 from torpor.sessions.saving import result_of
@@ -31,20 +34,43 @@ def recover(paths: Paths, registry: Registry, operation_id: str) -> Session:
     session = registry.session(operation.session)
     resuming = operation.kind is OperationKind.RESUME
     _settle(operation, end_at_once=resuming and "restore" not in operation.done)
+    report = _all_arrived(paths, registry, operation, session) if resuming else None
     with Store.open(paths.store, paths.site_key.read_bytes()) as store:
-        return _conclude(paths, registry, store, operation, session)
+        concluded = _conclude(paths, registry, store, operation, session, report)
+    paths.page_source(operation_id).unlink(missing_ok=True)
+    return concluded
 
 
-def _conclude(paths: Paths, registry: Registry, store: Store, operation: Operation, session: Session) -> Session:
+def _all_arrived(paths: Paths, registry: Registry, operation: Operation, session: Session) -> Report:
+    """Waits until the session's memory is there, or lost; meanwhile it runs."""
+    init = session.init
+    if "restore" in operation.done and init is not None and _alive(init):
+        registry.update_session(session.id, state=State.RUNNING)
+        _adopt(paths, session)
+    report = wait_for_report(paths.page_source(operation.id))
+    if report.lost and init is not None:
+        end_session(init)
+    return report
+
+
+def _conclude(
+    paths: Paths, registry: Registry, store: Store, operation: Operation, session: Session, report: Report | None
+) -> Session:
     manifest = None if operation.kind is OperationKind.RESUME else _manifest(store, operation)
     remains = Remains(
         init_alive=session.init is not None and _alive(session.init),
         committed=manifest is not None,
         verified=manifest is not None and "verify" not in operation.done and _whole(store, manifest),
+        memory_lost=report is not None and report.lost,
     )
     outcome = planner.outcome(operation.kind, operation.done, remains)
     with contextlib.suppress(Conflict):  # another worker uses the store; what is left goes with the next collection
         store.sweep()
+    if outcome is Outcome.LOST and operation.checkpoint is not None and report is not None:
+        lost = memory_lost(registry, session, registry.checkpoint(operation.checkpoint), report.loss)
+        now = time.time()
+        ended: dict[str, Any] = {"init": None, "ended": now, "died": now}
+        return registry.finish_operation(operation.id, "undone", State.FAILED, error=lost.as_dict(), **ended)
     return _finish(paths, registry, store, operation, session, manifest, outcome)
 
 
@@ -96,7 +122,7 @@ def _finish(
             return finish(operation.id, "completed", State.HIBERNATED, result=result, init=None)
         case Outcome.AWAY_UNDONE:
             return finish(operation.id, "undone", operation.before, error=error, init=None)
-        case Outcome.DIED:
+        case Outcome.DIED | Outcome.LOST:
             now = time.time()
             status = keeper_client.exit_status(paths.session(session.id))
             state = State.ENDED if status == 0 else State.FAILED

@@ -18,17 +18,22 @@ from torpor.engine import affinity, filetree, images, ports, private_mounts, pro
 from torpor.engine.files_kept import OBJECT
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status
 from torpor.engine.launcher import join_cgroups
+from torpor.engine.lazy_plan import lazy_tasks
+from torpor.engine.pagestream import PageObject
 from torpor.engine.restore import Restore, empty_object, lay_out_memory
 from torpor.errors import Conflict, IntegrityError, NotFound
 from torpor.model import Checkpoint, InputOutput, ProcessId, State
 from torpor.sessions import compatibility
 from torpor.sessions.executor import Context, Done, Stopwatch, deadline, tell_keeper
 from torpor.sessions.files_back import FilesBack
+from torpor.sessions.losses import end_session, memory_lost
 from torpor.sessions.saving import RELAY_SILENCE
 from torpor.store import Manifest
 
 logger = logging.getLogger(__name__)
 
+LAZY_FROM = "TORPOR_LAZY_FROM"  # for tests: another limit than the following
+LAZY_FROM_BYTES = 64 << 20  # with less memory than this a session is back sooner when all of it is laid out before
 ANSWER_DEADLINE = 20.0  # seconds to wait for a kernel's first answer before the resume counts as complete anyway
 
 
@@ -43,6 +48,7 @@ class Resuming:
         self._init: ProcessId | None = None
         self._token = 0
         self._inherited: list[int] = []
+        self._lost_memory = False
         self._window: tuple[int, tuple[int, int]] | None = None
         self._checkpoint = self._choose()
 
@@ -55,12 +61,11 @@ class Resuming:
             "restore": self._restore_tree,
             "run": self._run,
             "answer": self._answer,
+            "complete": self._complete,
         }
 
     def record(self) -> Done:
         """The session is back."""
-        self._watch.seconds["complete"] = 0.0
-        self._watch.lap("complete")
         self._watch.total()
         result: dict[str, Any] = {
             "id": self._checkpoint.id,
@@ -75,13 +80,16 @@ class Resuming:
         changes = {"last_activity": time.time(), "exit_status": None, "ended": None, "died": None}
         return Done(State.RUNNING, result, changes)
 
-    def undo(self) -> None:
-        """The session is as before; nothing of this attempt is left."""
+    def undo(self) -> State | None:
+        """The session is as before and nothing of this attempt is left, or it has been ended: memory was lost."""
         if self._restore is not None:
             self._restore.undo(self._context.log)
         for made in self._made:
             made.undo()
         self._close_inherited()
+        self._context.page_source.close()
+        self._context.paths.page_source(self._context.operation.id).unlink(missing_ok=True)
+        return State.FAILED if self._lost_memory else None
 
     def _choose(self) -> Checkpoint:
         context = self._context
@@ -153,13 +161,32 @@ class Resuming:
                 found = empty_object(name, stored.meta)
                 found.ids, found.lengths = stored.ids(), stored.lengths
                 memory.append(found)
-        lay_out_memory(context.scratch, memory, read, lambda done: context.progress("restore", done, total))
+        lazy = self._start_page_source(memory)
+        lay_out_memory(context.scratch, memory, read, lambda done: context.progress("restore", done, total), lazy=lazy)
         self._shared_memory = context.scratch / "shm"
         self._shared_memory.mkdir()
         private_mounts.tmpfs(self._shared_memory, options="mode=1777")
         tree = manifest.objects["shm"]
         nodes = msgspec.msgpack.decode(tree.meta, type=list[filetree.Node])
         filetree.lay_out(self._shared_memory, nodes, tree.ids(), tree.lengths, read)
+
+    def _start_page_source(self, memory: list[PageObject]) -> bool:
+        """Starts what brings the memory that may arrive late, unless there is so little that it does not pay."""
+        context, paths = self._context, self._context.paths
+        mm_images = {found.image_id: context.scratch / f"mm-{found.image_id}.img" for found in memory}
+        never = {name: images.wiped_on_fork(path.read_bytes()) for name, path in mm_images.items() if path.exists()}
+        tasks = lazy_tasks(memory, never)
+        if sum(task.size for task in tasks) < int(os.environ.get(LAZY_FROM, LAZY_FROM_BYTES)):
+            return False
+        context.page_source.serve(
+            context.scratch,
+            tasks,
+            paths.store,
+            paths.site_key.read_bytes(),
+            trace=paths.session(context.session.id) / "touched",
+            report=paths.page_source(context.operation.id),
+        )
+        return True
 
     def _require_free_ports(self) -> None:
         taken = ports.taken((self._context.scratch / images.FILES).read_bytes())
@@ -186,7 +213,7 @@ class Resuming:
             root,
             self._shared_memory,
             deadline=deadline(self._checkpoint.bytes_logical),
-            extra=extra,
+            extra=[*extra, *(("--lazy-pages",) if context.page_source.serves else ())],
             pass_fds=self._inherited,
             note=context.note,
             place=self._place,
@@ -199,6 +226,9 @@ class Resuming:
         affinity.bind(pid, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
+        if context.page_source.serves:
+            with self._trusting():
+                context.page_source.ready(self._init)
         context.registry.check_lease(context.session.id, self._token)
         context.registry.update_session(context.session.id, init=self._init, notes=tuple(self._files.notes))
 
@@ -227,6 +257,19 @@ class Resuming:
             time.sleep(0.01)
             session = context.registry.session(context.session.id)
         self._watch.lap("answer")
+
+    def _complete(self) -> None:
+        """Waits until all of its memory is there. What cannot be had ends the session: nothing wrong is computed."""
+        context = self._context
+        if context.page_source.serves:
+            report = context.page_source.wait(lambda done, total: context.progress("memory", done, total))
+            if report.lost:
+                self._lost_memory = True
+                assert self._init is not None
+                end_session(self._init)
+                raise memory_lost(context.registry, context.session, self._checkpoint, report.loss)
+        context.paths.page_source(context.operation.id).unlink(missing_ok=True)
+        self._watch.lap("complete")
 
     def _place(self, criu: int) -> None:
         """The session comes back into the cgroups of whoever started it."""

@@ -18,6 +18,7 @@ import msgspec
 from torpor import paths as places
 from torpor.engine import private_mounts, procfs
 from torpor.engine.criu_binary import require_criu
+from torpor.engine.page_source import PageSource
 from torpor.errors import TorporError
 from torpor.model import Operation, OperationKind, ProcessId
 from torpor.paths import Paths
@@ -36,17 +37,27 @@ def main(operation_id: str) -> int:
     prepare_pause()
     os.umask(0o077)
     private_mounts.enter()
+    page_source = PageSource()
     paths = places.from_environment()
     registry = Registry(paths.database)
     registry.note_worker(operation_id, ProcessId(*procfs.identify(os.getpid()), procfs.boot_id()))
     operation = registry.operation(operation_id)
     scratch = _scratch(paths.scratch)
     with contextlib.ExitStack() as held:
-        return _work(held, paths, registry, operation, scratch)
+        return _work(held, paths, registry, operation, scratch, page_source)
 
 
-def _work(held: contextlib.ExitStack, paths: Paths, registry: Registry, operation: Operation, scratch: Path) -> int:
+def _work(
+    held: contextlib.ExitStack,
+    paths: Paths,
+    registry: Registry,
+    operation: Operation,
+    scratch: Path,
+    page_source: PageSource,
+) -> int:
     resuming = operation.kind is OperationKind.RESUME
+    if not resuming:
+        page_source.close()
     try:
         store = held.enter_context(Store.open(paths.store, paths.site_key.read_bytes()))
         if resuming:
@@ -60,6 +71,7 @@ def _work(held: contextlib.ExitStack, paths: Paths, registry: Registry, operatio
             session=registry.session(operation.session),
             scratch=scratch,
             progress=_Reporter().report,
+            page_source=page_source,
         )
         transition: Transition = Resuming(context) if resuming else Saving(context)
     except TorporError as refused:
