@@ -42,7 +42,7 @@ class Arrival:
         seen = self.stage.wait_for_output(
             self.session, lambda lines: line in lines or any("Error" in one or "[" in one for one in lines)
         )
-        assert line in seen, (seen, (self.stage.paths.session(self.session.id) / "err.log").read_text())
+        assert line in seen, seen
 
     def let_arrive(self) -> None:
         self.hold.unlink()

@@ -142,7 +142,7 @@ class Lifecycle:
 
     async def end(self, session_id: str, *, keep: bool) -> Session:
         """Ends a session as its owner asked: SIGTERM, SIGKILL after a grace; its checkpoints go unless kept."""
-        await self.operations.quiet(session_id)
+        await self.operations.quiet(session_id, arriving=False)
         session = self.registry.session(session_id)
         if session.init is not None and is_alive(session.init):
             self._asked_to_end.add(session_id)
@@ -153,6 +153,7 @@ class Lifecycle:
         elif session.state is State.HIBERNATED:
             self.registry.transition(session_id, {State.HIBERNATED}, State.ENDED, ended=time.time())
             self.board.notify(session_id)
+        await self.operations.quiet(session_id)
         if not keep:
             await checkpoints.remove_all(self.paths, self.registry, session_id)
         return self.registry.session(session_id)

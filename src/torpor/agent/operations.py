@@ -75,9 +75,19 @@ class Operations:
             return None
         return self.begin(session, OperationKind.RESUME)
 
-    async def quiet(self, session_id: str) -> None:
-        """Waits until no operation of this session is in progress."""
+    def arriving(self, session: Session) -> Running | None:
+        """The resume in progress of a session that runs already, while its memory arrives."""
+        running = self.of(session.id)
+        if running is None or running.operation.kind is not OperationKind.RESUME or session.state is not State.RUNNING:
+            return None
+        return running
+
+    async def quiet(self, session_id: str, *, arriving: bool = True) -> None:
+        """Waits until no operation of this session is in progress, other than (with `arriving` False) a resume of which
+        only memory has not arrived yet."""
         while running := self.of(session_id):
+            if not arriving and self.arriving(self.registry.session(session_id)) is not None:
+                return
             await running.ended()
 
     async def stop(self) -> None:

@@ -27,7 +27,8 @@ NOTHING_DONE = {"bytes_logical": 0, "bytes_stored": 0, "bytes_new": 0, "seconds"
 async def operate(request: Request) -> Response:
     """Runs checkpoint, hibernate or resume; it goes on when the caller leaves.
 
-    Raises Conflict when another operation is in progress, except that a resume waits for a hibernation.
+    Raises Conflict when another operation is in progress, except that a resume waits for a hibernation, and what saves
+    a session waits until all of its memory is there.
     """
     node, session = node_of(request), session_of(request)
     kind = OperationKind(request.url.path.rpartition("/")[2])
@@ -36,6 +37,8 @@ async def operate(request: Request) -> Response:
         if not waits and (running := await node.operations.resume(session)) is not None:
             return _lines(running.events())
         return _lines(_resumed(node, session))
+    if node.operations.arriving(session) is not None:
+        return _lines(_when_it_has_arrived(node, session, kind))
     return _lines(node.operations.begin(session, kind).events())
 
 
@@ -79,6 +82,16 @@ async def _resumed(node: Node, session: Session) -> AsyncIterator[dict[str, Any]
         return
     newest = node.registry.checkpoints(session.id)
     yield {"event": "result", "id": newest[0].id if newest else None, **NOTHING_DONE, "already_running": True}
+
+
+async def _when_it_has_arrived(node: Node, session: Session, kind: OperationKind) -> AsyncIterator[dict[str, Any]]:
+    """Saves a session once all of its memory is there."""
+    while (resuming := node.operations.arriving(session)) is not None:
+        yield {"event": "progress", "phase": "waiting for the resume to be complete", "done": 0, "total": 1}
+        await resuming.ended()
+        session = node.registry.session(session.id)
+    async for event in node.operations.begin(session, kind).events():
+        yield event
 
 
 def _lines(events: AsyncIterator[dict[str, Any]]) -> Response:

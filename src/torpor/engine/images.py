@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from torpor.engine.pagestream import TYPE_TASK, Entry, PageObject
+from torpor.engine.pagestream import PAGE, TYPE_TASK, Entry, PageObject
 from torpor.engine.protobuf import entries_of, entry, fields_of, packed
 
 IMG_COMMON_MAGIC = 0x54564319
@@ -21,6 +21,7 @@ FILES = "files.img"
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
+SHOWN = (8, 9), (10, 11)  # fields of mm_entry: where arguments begin and end, where the environment does
 MAPPINGS, ADVICE = 14, 9  # the field of mm_entry with its mappings, and the field of these with bits of madvise(2)
 WIPE_ON_FORK = 1 << 18
 
@@ -77,10 +78,15 @@ def rearm_timers(files: bytes) -> bytes:
     return b"".join(parts)
 
 
-def wiped_on_fork(mm_image: bytes) -> list[tuple[int, int]]:
-    """Mappings (start, end) of a task, from its `mm-ID.img`, that a child of a fork finds empty."""
-    found = []
+def never_late(mm_image: bytes) -> list[tuple[int, int]]:
+    """Addresses (start, end) of a task, from its `mm-ID.img`, whose pages must be there before it runs.
+
+    These are its arguments and its environment, which the kernel shows in /proc without waiting for them, and mappings
+    that a child of a fork finds empty.
+    """
     (memory,) = entries_of(mm_image)
+    numbers = {number: value for number, value in fields_of(memory) if isinstance(value, int)}
+    found = [(numbers[start] & -PAGE, numbers[end] + PAGE - 1 & -PAGE) for start, end in SHOWN]
     for number, mapping in fields_of(memory):
         if number == MAPPINGS and isinstance(mapping, bytes):
             known = dict(fields_of(mapping))

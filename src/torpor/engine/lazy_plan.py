@@ -1,8 +1,8 @@
 """Which saved memory can arrive while the session runs already, and which must be there before.
 
 Lazy is what CRIU marked so when it saved (private anonymous memory), less what a lazy return would spoil: pages that
-processes of the session share after a fork would be there once for each, and memory that a child of a fork must find
-empty (MADV_WIPEONFORK) must not be handed to such a child.
+processes of the session share after a fork would be there once for each, memory that a child of a fork must find
+empty (MADV_WIPEONFORK) must not be handed to such a child, and what the kernel shows in /proc is not waited for there.
 """
 
 from __future__ import annotations

@@ -129,6 +129,17 @@ class Family:
         """The piece that holds a page."""
         return self.task.pieces[bisect_right(self._firsts, page) - 1]
 
+    def following(self, piece: Piece, size: int) -> list[Piece]:
+        """The pieces after this one, at most `size` bytes."""
+        position = bisect_right(self._firsts, piece.first)
+        found: list[Piece] = []
+        for one in self.task.pieces[position : position + size // PAGE]:
+            size -= one.size
+            if size < 0:
+                break
+            found.append(one)
+        return found
+
     def waits(self, piece: Piece) -> bool:
         """Whether anybody waits for a page of it."""
         return any(not one.gone and one.pages.waits(piece.first, piece.last) for one in self.members)

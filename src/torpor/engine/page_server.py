@@ -14,6 +14,7 @@ import queue
 import select
 import socket
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -27,15 +28,16 @@ from torpor.engine.lazy_plan import LazyTask, Piece
 from torpor.engine.page_chunks import Chunks
 from torpor.engine.page_family import Family, Gate, Waiting
 from torpor.engine.page_log import PageLog, Record
+from torpor.engine.page_order import PORTION, Order
 from torpor.engine.page_trace import Trace
 from torpor.engine.userfault import PAGE
 from torpor.store import Store
 
 FAULT_THREADS = 2
-FILL_THREADS = 2
-BATCH = 2 << 20  # bytes that are read at once in the background
+FILL_THREADS = 3  # one waits for the disk while two cores hash
 PAUSE = 0.001  # seconds until something that the kernel put off is tried again
 PROGRESS_INTERVAL = 0.1
+SWITCH_INTERVAL = 0.0005  # seconds after which Python lets a touch be answered while something else is computed
 RESTORE_FINISHED = 0x52535446  # CRIU's last word, where a pid could be
 CRASHED = 70
 HOLD = "TORPOR_HOLD_FILL"  # for tests: nothing is brought in the background while this file exists
@@ -84,7 +86,7 @@ class Server:
         self._seen: set[int] = set()
         self._asked: tuple[set[int], int, int] | None = None
         self._threads: list[threading.Thread] = []
-        self._order: list[tuple[Family, Piece]] = []
+        self._order: Order | None = None
         self._turn = threading.Lock()
         self._fillers = 0
         self._read_log_through = False
@@ -96,6 +98,7 @@ class Server:
     def run(self) -> End:
         """Serves until everything has arrived, or there is nobody or nothing left to serve."""
         threading.excepthook = _end_at_once
+        sys.setswitchinterval(SWITCH_INTERVAL)
         self._take_over()
         with contextlib.ExitStack() as held:
             store = held.enter_context(Store.open(self._job.store, self._job.key))
@@ -267,7 +270,7 @@ class Server:
     # Pages
 
     def _answer_faults(self) -> None:
-        buffer = mmap.mmap(-1, BATCH)
+        buffer = mmap.mmap(-1, PORTION)
         while (fault := self._faults.get()) is not None:
             family, one, address = fault
             while not self._stopping.is_set() and not self._answer(family, one, address, buffer):
@@ -282,6 +285,8 @@ class Server:
                 return one.give_zeros(address)
         piece = family.piece_of(page)
         self._trace.touched(family.task.image_id, piece.address)
+        if self._order is not None:
+            self._order.touched(family, piece)
         view = memoryview(buffer)[: piece.size]
         if not self._chunks.fetch([piece.chunk], view, [piece.size]):
             return True
@@ -299,40 +304,30 @@ class Server:
                 self._job.log.add(0, page_log.ARRIVED, self._families.index(family), piece.first, piece.last)
         return True
 
-    def _fill(self) -> None:
-        """Brings batches until nothing is waited for; several threads take turns."""
-        buffer = memoryview(mmap.mmap(-1, BATCH))
+    def _fill(self, order: Order) -> None:
+        """Brings portions until nothing is waited for; several threads take turns."""
+        buffer = memoryview(mmap.mmap(-1, PORTION))
         hold = os.environ.get(HOLD)
         while not self._stopping.is_set():
             while hold and os.path.exists(hold) and not self._stopping.is_set():
                 time.sleep(PAUSE)
-            batch = self._next_batch()
-            if not batch:
-                with self._turn:
-                    self._fillers -= 1
-                os.eventfd_write(self._news, 1)
-                return
-            sizes = [piece.size for _, piece in batch]
-            if not self._chunks.fetch([piece.chunk for _, piece in batch], buffer[: sum(sizes)], sizes):
+            runs = order.portion()
+            if not runs:
+                break
+            pieces = [piece for run in runs for piece in run.pieces]
+            sizes = [piece.size for piece in pieces]
+            if not self._chunks.fetch([piece.chunk for piece in pieces], buffer[: sum(sizes)], sizes):
                 return
             source = userfault.address_of(buffer)
-            for family, piece in batch:
-                while not self._stopping.is_set() and not self._deliver(family, piece, source):
+            for run in runs:
+                while not self._stopping.is_set() and not self._deliver(run.family, run.whole, source):
                     time.sleep(PAUSE)
-                source += piece.size
+                source += run.whole.size
             self._done += sum(sizes)
             self._say_progress()
-
-    def _next_batch(self) -> list[tuple[Family, Piece]]:
-        batch: list[tuple[Family, Piece]] = []
-        size = 0
         with self._turn:
-            while self._order and size + self._order[-1][1].size <= BATCH:
-                family, piece = self._order.pop()
-                if family.waits(piece):
-                    batch.append((family, piece))
-                    size += piece.size
-        return batch
+            self._fillers -= 1
+        os.eventfd_write(self._news, 1)
 
     def _finished(self) -> bool:
         """Whether nobody waits for anything any more. Whoever waits for nothing is let go."""
@@ -346,13 +341,9 @@ class Server:
             return not any(family.members for family, _ in self._waiting)
 
     def _start_filling(self) -> None:
-        """What was touched first the last time comes first, the rest in the order of addresses."""
-        earlier = {place: number for number, place in enumerate(self._trace.earlier)}
-        order = [(family, piece) for family in self._families for piece in family.task.pieces if family.waits(piece)]
-        order.sort(key=lambda one: earlier.get((one[0].task.image_id, one[1].address), len(earlier)))
-        self._order = order[::-1]
+        self._order = order = Order(self._families, self._trace.earlier)
         self._fillers = FILL_THREADS
-        self._start_threads(self._fill, FILL_THREADS)
+        self._start_threads(lambda: self._fill(order), FILL_THREADS)
 
     # Around it
 

@@ -49,6 +49,7 @@ class Resuming:
         self._token = 0
         self._inherited: list[int] = []
         self._lost_memory = False
+        self._late = 0
         self._window: tuple[int, tuple[int, int]] | None = None
         self._checkpoint = self._choose()
 
@@ -73,6 +74,7 @@ class Resuming:
             "bytes_logical": self._checkpoint.bytes_logical,
             "bytes_stored": self._checkpoint.bytes_stored,
             "bytes_new": 0,
+            "bytes_late": self._late,
             "seconds": self._watch.seconds,
             **self._lost(),
             "notes": list(self._context.registry.session(self._checkpoint.session).notes),
@@ -174,10 +176,12 @@ class Resuming:
         """Starts what brings the memory that may arrive late, unless there is so little that it does not pay."""
         context, paths = self._context, self._context.paths
         mm_images = {found.image_id: context.scratch / f"mm-{found.image_id}.img" for found in memory}
-        never = {name: images.wiped_on_fork(path.read_bytes()) for name, path in mm_images.items() if path.exists()}
+        never = {name: images.never_late(path.read_bytes()) for name, path in mm_images.items() if path.exists()}
         tasks = lazy_tasks(memory, never)
-        if sum(task.size for task in tasks) < int(os.environ.get(LAZY_FROM, LAZY_FROM_BYTES)):
+        late = sum(task.size for task in tasks)
+        if late < int(os.environ.get(LAZY_FROM, LAZY_FROM_BYTES)):
             return False
+        self._late = late
         context.page_source.serve(
             context.scratch,
             tasks,

@@ -14,13 +14,17 @@ import time
 PAGE = 4096
 SIZE = 2 << 20
 MAYMOVE, FIXED, DONTUNMAP = 1, 2, 4
-DONTNEED, FREE, WIPEONFORK = 4, 8, 18
+DONTNEED, FREE, HUGEPAGE, WIPEONFORK = 4, 8, 14, 18
 READ, WRITE = 1, 2
 
 libc = ctypes.CDLL(None, use_errno=True)
 for name in ("mmap", "mremap"):
     getattr(libc, name).restype = ctypes.c_void_p
 folder = sys.argv[1]
+with open("/proc/self/cmdline", "rb") as file:
+    arguments = file.read()
+with open("/proc/self/environ", "rb") as file:
+    environment = file.read()
 areas = {}  # name -> [(address, bytes, seed or None for zeros)], what is there
 
 
@@ -54,6 +58,20 @@ def new(name, seed, size=SIZE):
     return address
 
 
+def new_special(name, seed, protection=READ | WRITE, flags=0x22, advice=None, locked=False):
+    """An area in the middle of a larger mapping, aligned to what a huge page is."""
+    around = mapped(3 * SIZE, flags=flags)
+    address = (around + SIZE) // SIZE * SIZE
+    if advice is not None:
+        done(libc.madvise(number(around), number(3 * SIZE), advice))
+    fill(address, SIZE, seed)
+    if locked:
+        done(libc.mlock(number(address), number(SIZE)))
+    done(libc.mprotect(number(address), number(SIZE), protection))
+    areas[name] = [(address, 0, SIZE, seed)]
+    return address
+
+
 def cut(name, start, end, seed):
     """From now on the addresses from `start` to `end` hold zeros (seed 0) or are no part of the area (None)."""
     parts = []
@@ -83,6 +101,13 @@ def wrong(names=None):
 
 def say(*words):
     print(*words, flush=True)
+
+
+def show_arguments():
+    """The kernel reads these from the process's memory, and cannot wait there."""
+    for shown, must in (("cmdline", arguments), ("environ", environment)):
+        with open(f"/proc/self/{shown}", "rb") as file:
+            assert file.read() == must, shown
 
 
 def threads_touch():
@@ -207,6 +232,49 @@ def unprotect():
     done(libc.mprotect(number(address + size // 2), number(size // 4), READ))
 
 
+def use_huge():
+    address, _, size, seed = areas["huge-thrown"][0]
+    done(libc.madvise(number(address + size // 4), number(size // 2), DONTNEED))
+    cut("huge-thrown", address + size // 4, address + size // 4 * 3, 0)
+    address, _, size, seed = areas["huge-moved"][0]
+    target = mapped(2 * size) // size * size + size
+    assert libc.mremap(number(address), number(size), number(size), MAYMOVE | FIXED, number(target)) == target
+    areas["huge-moved"] = [(target, 0, size, seed)]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not wrong(("huge", "huge-moved")) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def let_the_kernel_touch():
+    """System calls read from and write to memory that nobody has touched; another process looks at it, too."""
+    address, _, size, seed = areas["kernel"][0]
+    view = (ctypes.c_char * size).from_address(address)
+    reading, writing = os.pipe()
+    for page in range(0, size // 2, 5 * PAGE):
+        piece = memoryview(view)[page + 100 : page + 100 + PAGE]
+        os.write(writing, piece)
+        assert os.read(reading, PAGE) == random_bytes(seed, SIZE)[page + 100 : page + 100 + PAGE], page
+    os.write(writing, random_bytes(seed + 1, SIZE)[size // 2 : size // 2 + 3 * PAGE])
+    assert os.readv(reading, [memoryview(view)[size // 2 : size // 2 + 3 * PAGE]]) == 3 * PAGE
+    areas["kernel"] = [
+        (address, 0, size // 2, seed),
+        (address + size // 2, size // 2, 3 * PAGE, seed + 1),
+        (address + size // 2 + 3 * PAGE, size // 2 + 3 * PAGE, size // 2 - 3 * PAGE, seed),
+    ]
+    address, _, size, seed = areas["looked-at"][0]
+    must, here = random_bytes(seed, SIZE), os.getpid()
+    looking = os.fork()
+    if looking == 0:
+        found = ctypes.create_string_buffer(size)
+        ours = (ctypes.c_ulong * 2)(ctypes.addressof(found), size)
+        theirs = (ctypes.c_ulong * 2)(address, size)
+        read = libc.process_vm_readv(here, ours, number(1), theirs, number(1), number(0))
+        os._exit(0 if (read, found.raw) == (size, must) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(looking, 0)[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1]) == 0
+
+
 def child_ends(how):
     _, status = os.waitpid(children.pop(how), 0)
     assert os.waitstatus_to_exitcode(status) == {"exit": 7, "exec": 0}[how], (how, status)
@@ -225,18 +293,29 @@ def child(how):
         os._exit(1)
     if how == "exec":
         os.execv("/bin/true", ["true"])
-    os._exit(7)
+    os._exit(7 if not wrong() else 2)
 
 
+new("inherited", 98)
 children = {how: child(how) for how in ("exit", "exec")}  # before there is memory that they would share
 names = "threads forked forked-too wiped moved moved-touched moved-part grown left unmapped overmapped thrown"
 for seed, area in enumerate((names + " thrown-touched freed freed-touched protected untouched").split(), start=1):
     new(area, seed)
+for seed, area in enumerate(("huge", "huge-thrown", "huge-moved"), start=40):
+    new_special(area, seed, advice=HUGEPAGE)
+new_special("locked", 50, locked=True)
+new_special("shared", 51, flags=0x21)
+new_special("read-only", 52, protection=READ)
+new_special("closed", 53, protection=0)
+new("kernel", 54)
+new("looked-at", 55)
 done(libc.madvise(number(areas["wiped"][0][0]), number(SIZE), WIPEONFORK))
 say("ready")
 while not os.path.exists(f"{folder}/go"):
     time.sleep(0.02)
-for step in (threads_touch, fork_while_waiting, fork_and_write, move, unmap, throw_away, free, protect):
+done(libc.mprotect(number(areas["closed"][0][0]), number(SIZE), READ))
+steps = (show_arguments, threads_touch, fork_while_waiting, fork_and_write, move, unmap, throw_away, free, protect)
+for step in (*steps, use_huge, let_the_kernel_touch):
     step()
     say("did", step.__name__)
 child_ends("exit")
