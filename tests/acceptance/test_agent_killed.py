@@ -11,6 +11,8 @@ from tests.installation import PYTHON, Installation, eventually, installations, 
 
 from torpor.model import OperationKind
 from torpor.sessions import planner
+from torpor.sessions.executor import PAUSE_AFTER
+from torpor.sessions.resuming import LAZY_FROM
 
 COUNT = """
 import os, time
@@ -52,7 +54,7 @@ def prepare(agent: Installation, kind: OperationKind, step: str) -> None:
     if agent.client.session("count")["state"] != wanted:
         agent.operate("count", "hibernate" if wanted == "hibernated" else "resume")
     agent.stop()
-    agent.start(TORPOR_PAUSE_AFTER=f"{kind}:{step}")
+    agent.start(**{PAUSE_AFTER: f"{kind}:{step}", LAZY_FROM: "0"})
 
 
 def assert_whole(agent: Installation) -> None:

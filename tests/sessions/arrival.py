@@ -49,18 +49,7 @@ class Arrival:
 
     def serving(self, name: str) -> list[int]:
         """Processes of this stage's page source that have this name."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                if (entry / "comm").read_text().strip() == name and any(
-                    str(self.stage.paths.run / "page-sources") in os.readlink(fd) for fd in (entry / "fd").iterdir()
-                ):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        return serving(self.stage, name)
 
     def kill(self, name: str) -> None:
         (pid,) = eventually(lambda: self.serving(name), lambda pids: len(pids) == 1)
@@ -73,3 +62,19 @@ class Arrival:
         assert operation.outcome == "completed", operation.error
         assert self.stage.session(self.session).state is State.RUNNING
         assert not list((self.stage.paths.run / "page-sources").iterdir())
+
+
+def serving(stage: Stage, name: str) -> list[int]:
+    """Processes of this stage's page source that have this name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if (entry / "comm").read_text().strip() == name and any(
+                str(stage.paths.run / "page-sources") in os.readlink(fd) for fd in (entry / "fd").iterdir()
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
