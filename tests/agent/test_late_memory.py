@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.installation import PYTHON, Installation, eventually, is_alive
 
-from torpor.engine.page_server import HOLD
+from torpor.engine.page_bringer import HOLD
 from torpor.sessions.resuming import LAZY_FROM
 
 REMEMBER = """

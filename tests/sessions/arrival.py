@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.sessions.stage import Stage, Worker, eventually
 
-from torpor.engine import page_server
+from torpor.engine import page_bringer
 from torpor.model import OperationKind, Session, State
 from torpor.sessions import resuming
 
@@ -30,7 +30,7 @@ class Arrival:
         self.worker: Worker = self.resume()
 
     def resume(self) -> Worker:
-        environment = {page_server.HOLD: str(self.hold), resuming.LAZY_FROM: "0"}
+        environment = {page_bringer.HOLD: str(self.hold), resuming.LAZY_FROM: "0"}
         worker = self.stage.begin(self.stage.session(self.session), OperationKind.RESUME, **environment)
         eventually(lambda: self.stage.session(self.session).state, lambda state: state is State.RUNNING)
         return worker

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from itertools import chain
 
 from torpor.engine.lazy_plan import Piece
-from torpor.engine.page_family import Family
+from torpor.engine.page_family import Family, Waiting
 from torpor.engine.page_trace import Place
+from torpor.engine.pagestream import SMALL_BLOCK
 from torpor.engine.userfault import PAGE
 
-PORTION = 4 << 20  # bytes that are read at once in the background
+PORTION = 1 << 20  # bytes that are read at once in the background
 LARGEST_RUN = 1 << 20  # bytes that are put in place at once: news of the kernel waits meanwhile
 AHEAD = 4 << 20  # bytes after a touched place that come before everything else
 TOUCHES = 64  # of which what follows is brought first
+
+
+Touch = tuple[Family, Waiting, int]  # the address of the touched page
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,47 @@ class Run:
         )
 
 
+class Underway:
+    """Which pieces somebody brings just now, so that nobody brings them a second time, and who waits for them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._brought: dict[tuple[int, int], list[Touch]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._brought)
+
+    def claim(self, family: Family, piece: Piece, touch: Touch | None = None) -> bool:
+        """Whether the caller is to bring it; if not, the touch is answered by whoever does."""
+        key = (family.task.image_id, piece.first)
+        with self._lock:
+            others = self._brought.get(key)
+            waiting = [touch] if touch is not None else []
+            if others is None:
+                self._brought[key] = waiting
+                return True
+            others += waiting
+            return False
+
+    def done(self, family: Family, piece: Piece) -> list[Touch]:
+        """Called when it is in place; the touches that waited for it."""
+        with self._lock:
+            return self._brought.pop((family.task.image_id, piece.first))
+
+
 class Order:
     """Everything that is waited for: first what follows the last touches, then what was touched first the last time,
-    then the rest in the order of addresses. Several threads may take portions."""
+    then small mappings, then the rest, each in the order of addresses. Several threads may take portions."""
 
-    def __init__(self, families: Sequence[Family], earlier: Sequence[Place]) -> None:
+    def __init__(self, families: Sequence[Family], earlier: Sequence[Place], underway: Underway) -> None:
         rank = {place: number for number, place in enumerate(earlier)}
         self._lock = threading.Lock()
+        self._underway = underway
         self._ahead: list[list[tuple[Family, Piece]]] = []
         waiting = [(family, piece) for family in families for piece in family.task.pieces if family.waits(piece)]
-        waiting.sort(key=lambda one: rank.get((one[0].task.image_id, one[1].address), len(rank)))
+        waiting.sort(
+            key=lambda one: (rank.get((one[0].task.image_id, one[1].address), len(rank)), one[1].size > SMALL_BLOCK)
+        )
         self._rest = waiting[::-1]
 
     def touched(self, family: Family, piece: Piece) -> None:
@@ -58,14 +93,14 @@ class Order:
             self._ahead = [*self._ahead[-TOUCHES:], following[::-1]]
 
     def portion(self) -> list[Run]:
-        """What to bring next, at most PORTION bytes; nothing when all is brought, or is being brought."""
+        """What the caller is to bring next, at most PORTION bytes; nothing when all is brought, or underway."""
         runs: list[Run] = []
         size = 0
         with self._lock:
             for source in chain(self._ahead[::-1], [self._rest]):
                 while source and size + source[-1][1].size <= PORTION:
                     family, piece = source.pop()
-                    if family.waits(piece):
+                    if family.waits(piece) and self._underway.claim(family, piece):
                         _add(runs, family, piece)
                         size += piece.size
                 if source:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
-import queue
 import select
 import socket
 import struct
@@ -18,29 +16,25 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from torpor.engine import keeper_wire, page_log, userfault
 from torpor.engine.lazy_plan import LazyTask, Piece
+from torpor.engine.page_bringer import Bringer
 from torpor.engine.page_chunks import Chunks
 from torpor.engine.page_family import Family, Gate, Waiting
 from torpor.engine.page_log import PageLog, Record
-from torpor.engine.page_order import PORTION, Order
 from torpor.engine.page_trace import Trace
 from torpor.engine.userfault import PAGE
 from torpor.store import Store
 
-FAULT_THREADS = 2
-FILL_THREADS = 3  # one waits for the disk while two cores hash
-PAUSE = 0.001  # seconds until something that the kernel put off is tried again
 PROGRESS_INTERVAL = 0.1
 SWITCH_INTERVAL = 0.0005  # seconds after which Python lets a touch be answered while something else is computed
 RESTORE_FINISHED = 0x52535446  # CRIU's last word, where a pid could be
 CRASHED = 70
-HOLD = "TORPOR_HOLD_FILL"  # for tests: nothing is brought in the background while this file exists
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,6 @@ class Server:
         self._by_task = {family.task.image_id: family for family in self._families}
         self._waiting: list[tuple[Family, Waiting]] = []
         self._gate = Gate()
-        self._faults: queue.SimpleQueue[tuple[Family, Waiting, int] | None] = queue.SimpleQueue()
         self._trace = Trace(job.trace)
         self._stopping = threading.Event()
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -85,12 +78,18 @@ class Server:
         self._criu_has_ended = False
         self._seen: set[int] = set()
         self._asked: tuple[set[int], int, int] | None = None
-        self._threads: list[threading.Thread] = []
-        self._order: Order | None = None
-        self._turn = threading.Lock()
-        self._fillers = 0
         self._read_log_through = False
         self._chunks = Chunks(job.log, self._news, self._stopping)
+        self._bringer = Bringer(
+            self._families,
+            self._gate,
+            self._chunks,
+            job.log,
+            self._trace,
+            self._news,
+            self._stopping,
+            self._say_progress,
+        )
         self._told = 0.0
         self._done = 0
         self.faults = 0
@@ -104,13 +103,13 @@ class Server:
             store = held.enter_context(Store.open(self._job.store, self._job.key))
             held.enter_context(store.reading())
             self._chunks.read = store.read_into
-            self._start_threads(self._answer_faults, FAULT_THREADS)
+            self._bringer.start()
             for fd in (self._companion, self._news, self._job.control.fileno()):
                 self._epoll.register(fd, select.EPOLLIN)
             if self._chunks.init is None:
                 self._epoll.register(self._job.listener.fileno(), select.EPOLLIN)
             else:
-                self._start_filling()
+                self._bringer.fill()
             try:
                 return self._serve()
             finally:
@@ -154,8 +153,8 @@ class Server:
             return None
         if self._finished():
             return End.COMPLETE if self._criu_has_ended else None
-        if not self._fillers:
-            self._start_filling()
+        if self._bringer.idle:
+            self._bringer.fill()
         return None
 
     def _accept(self) -> None:
@@ -201,7 +200,7 @@ class Server:
         self._chunks.init = self._asked[1:]
         self._job.log.add(0, page_log.STARTED, *self._chunks.init)
         self._tell({"ready": True})
-        self._start_filling()
+        self._bringer.fill()
 
     def _read_messages(self, uffd: int) -> None:
         with self._gate.read():
@@ -209,7 +208,7 @@ class Server:
             while found is not None and (record := self._job.log.read(uffd, found[1].number)):
                 if record.event == userfault.PAGEFAULT:
                     self.faults += 1
-                    self._faults.put((*found, record.second & -PAGE))
+                    self._bringer.touched((*found, record.second & -PAGE))
                 else:
                     self._apply(record)
 
@@ -267,67 +266,7 @@ class Server:
             self._epoll.register(self._connection, select.EPOLLIN)
         self._chunks.go_on()
 
-    # Pages
-
-    def _answer_faults(self) -> None:
-        buffer = mmap.mmap(-1, PORTION)
-        while (fault := self._faults.get()) is not None:
-            family, one, address = fault
-            while not self._stopping.is_set() and not self._answer(family, one, address, buffer):
-                time.sleep(PAUSE)
-
-    def _answer(self, family: Family, one: Waiting, address: int, buffer: mmap.mmap) -> bool:
-        with self._gate.deliver():
-            if one.gone:
-                return True
-            page = one.pages.page_at(address)
-            if page is None:
-                return one.give_zeros(address)
-        piece = family.piece_of(page)
-        self._trace.touched(family.task.image_id, piece.address)
-        if self._order is not None:
-            self._order.touched(family, piece)
-        view = memoryview(buffer)[: piece.size]
-        if not self._chunks.fetch([piece.chunk], view, [piece.size]):
-            return True
-        arrived = self._deliver(family, piece, userfault.address_of(view))
-        with self._gate.deliver():
-            if not one.gone:
-                userfault.wake(one.uffd, address, PAGE)
-        return arrived
-
-    def _deliver(self, family: Family, piece: Piece, source: int) -> bool:
-        with self._gate.deliver():
-            if not family.deliver(piece, source, all_registered=self._chunks.init is not None):
-                return False
-            if self._chunks.init is not None:
-                self._job.log.add(0, page_log.ARRIVED, self._families.index(family), piece.first, piece.last)
-        return True
-
-    def _fill(self, order: Order) -> None:
-        """Brings portions until nothing is waited for; several threads take turns."""
-        buffer = memoryview(mmap.mmap(-1, PORTION))
-        hold = os.environ.get(HOLD)
-        while not self._stopping.is_set():
-            while hold and os.path.exists(hold) and not self._stopping.is_set():
-                time.sleep(PAUSE)
-            runs = order.portion()
-            if not runs:
-                break
-            pieces = [piece for run in runs for piece in run.pieces]
-            sizes = [piece.size for piece in pieces]
-            if not self._chunks.fetch([piece.chunk for piece in pieces], buffer[: sum(sizes)], sizes):
-                return
-            source = userfault.address_of(buffer)
-            for run in runs:
-                while not self._stopping.is_set() and not self._deliver(run.family, run.whole, source):
-                    time.sleep(PAUSE)
-                source += run.whole.size
-            self._done += sum(sizes)
-            self._say_progress()
-        with self._turn:
-            self._fillers -= 1
-        os.eventfd_write(self._news, 1)
+    # Around it
 
     def _finished(self) -> bool:
         """Whether nobody waits for anything any more. Whoever waits for nothing is let go."""
@@ -340,30 +279,15 @@ class Server:
                     os.close(one.uffd)
             return not any(family.members for family, _ in self._waiting)
 
-    def _start_filling(self) -> None:
-        self._order = order = Order(self._families, self._trace.earlier)
-        self._fillers = FILL_THREADS
-        self._start_threads(lambda: self._fill(order), FILL_THREADS)
-
-    # Around it
-
-    def _start_threads(self, target: Callable[[], None], count: int) -> None:
-        for _ in range(count):
-            thread = threading.Thread(target=target, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
     def _stop(self) -> None:
         """Ends all threads at a clean point."""
         self._stopping.set()
-        for _ in range(FAULT_THREADS):
-            self._faults.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._bringer.stop()
         self._epoll.close()
         os.close(self._news)
 
-    def _say_progress(self) -> None:
+    def _say_progress(self, done: int) -> None:
+        self._done += done
         if time.monotonic() - self._told > PROGRESS_INTERVAL:
             self._told = time.monotonic()
             self._tell({"done": self._done, "total": sum(task.size for task in self._job.tasks)})
