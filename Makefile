@@ -20,7 +20,9 @@ demo: $(VENV)/.installed $(VENV)/.torch-if-small ## Show a real notebook hiberna
 	@$(BIN)/torpor setup
 	@$(BIN)/torpor demo
 
-test: $(VENV)/.installed $(VENV)/.torch ## Check everything: lint, types, layers, tests
+test: $(VENV)/.installed $(VENV)/.torch $(VENV)/.nbclient-tests ## Check everything: lint, types, layers, tests
+	@requirements/install_browser.sh
+	@requirements/install_debian.sh
 	@$(BIN)/torpor setup
 	@$(MAKE) --no-print-directory lint
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -62,4 +64,9 @@ $(VENV)/.torch: requirements/torch.txt requirements/torch-cuda.txt requirements/
 $(VENV)/.torch-if-small: requirements/torch.txt requirements/torch-cuda.txt requirements/install_torch.py $(VENV)/.locked
 	@echo "Installing PyTorch if it is small here"
 	@$(BIN)/python requirements/install_torch.py --if-small
+	@touch $@
+
+$(VENV)/.nbclient-tests: requirements/nbclient-tests.txt requirements/install_nbclient_tests.sh $(VENV)/.locked
+	@echo "Fetching nbclient's own tests"
+	@requirements/install_nbclient_tests.sh $(BIN)/python $(VENV)/nbclient-tests
 	@touch $@

@@ -109,7 +109,7 @@ class Installation:
 
     def close(self) -> None:
         """Ends every process that was started here, and removes all files; a test that fails shows the logs."""
-        for log in ("agent.log", "state/keeper.log", "state/workers.log"):
+        for log in ("agent.log", "state/logs/keeper.log", "state/logs/workers.log"):
             if (self.home / log).exists():
                 print(f"--- {log}\n{(self.home / log).read_text()}")
         if self.agent is not None and self.agent.poll() is None:

@@ -67,6 +67,24 @@ class Client:
         }
         return self._object("POST", "/v1/sessions", request)
 
+    def look_at(self, pid: int) -> Json:
+        """What adopting process `pid` would mean: keys argv, cwd, owner, pids, rss_bytes and `objections`, a list of
+        sentences. Nothing is touched."""
+        return self._object("POST", "/v1/adoptions", {"pid": pid, "dry_run": True})
+
+    def adopt(
+        self,
+        pid: int,
+        *,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idle_after: float | None = None,
+    ) -> Json:
+        """Makes a session of process `pid` and everything below it, which run on. Raises PreflightRefused when
+        something stands against it."""
+        request = {"pid": pid, "name": name, "labels": dict(labels or {}), "idle_after": idle_after}
+        return self._object("POST", "/v1/adoptions", request)
+
     def sessions(self) -> list[Json]:
         """The caller's sessions (root: everybody's), oldest first."""
         answer: list[Json] = self._json("GET", "/v1/sessions")

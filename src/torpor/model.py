@@ -67,6 +67,7 @@ class Caller(msgspec.Struct, frozen=True):
     namespaces: dict[str, str] = {}  # mnt, user, pid, net, ipc, uts: link targets
     capabilities_bounding: int = 0
     nice: int = 0
+    oom_score_adj: int = 0
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -139,6 +140,7 @@ class Session(msgspec.Struct):
     died: float | None = None  # when it ended without being saved; a resume then goes back to before that
     on_failure: str | None = None  # "resume" or "none"; None = what the policy says
     revived: float = 0.0  # when it was last brought back by itself after a failure
+    outside: bool = False  # adopted, and its processes still run where they were started: not in namespaces of its own
 
 
 class Operation(msgspec.Struct):

@@ -55,20 +55,23 @@ def theirs(agent: Installation) -> Path:
 def test_a_link_laid_where_a_session_had_something_open_is_not_followed(
     agent: Installation, somebody: Somebody, theirs: Path, name: str
 ) -> None:
+    """A file comes back with the bytes that it had; what was a folder cannot, so that resume is refused."""
     session = somebody.start(PYTHON, "-c", SUBJECT, str(theirs))["id"]
     agent.wait_for_output(session, "up")
     assert "code" not in somebody.ask("operation", ref=session, kind="hibernate")
     aside = theirs / "aside"
     (theirs / name).rename(aside)
     (theirs / name).symlink_to(agent.home / "secrets" / name)
-    refused = somebody.ask("operation", ref=session, kind="resume")
-    assert refused["code"] == "incompatible"
-    assert str(theirs / name) in refused["message"] or str(agent.home / "secrets" / name) in refused["message"]
-    assert somebody.ask("session", ref=session)["state"] == "hibernated"
-    assert (agent.home / "secrets" / "opened").read_text() == SECRET
-
-    (theirs / name).unlink()
-    aside.rename(theirs / name)
-    assert "code" not in somebody.ask("operation", ref=session, kind="resume")
+    answer = somebody.ask("operation", ref=session, kind="resume")
+    if name == "folder":
+        assert answer["code"] == "incompatible"
+        assert str(theirs / name) in answer["message"]
+        assert somebody.ask("session", ref=session)["state"] == "hibernated"
+        (theirs / name).unlink()
+        aside.rename(theirs / name)
+        answer = somebody.ask("operation", ref=session, kind="resume")
+    assert "code" not in answer
     somebody.ask("signal", ref=session, signum=10)
     agent.wait_for_output(session, f"{OWN.encode()!r} {OWN.encode()!r} False")
+    for secret in ("opened", "mapped"):
+        assert (agent.home / "secrets" / secret).read_text() == SECRET

@@ -50,9 +50,9 @@ def torpor_by_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Kernel:
     """A kernel manager and a client, as any program that uses Jupyter has them."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, kernel_name: str = "python3", **settings: Any) -> None:
         connection_file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4()}.json"
-        self.manager = KernelManager(kernel_name="python3", connection_file=str(connection_file), **settings)
+        self.manager = KernelManager(kernel_name=kernel_name, connection_file=str(connection_file), **settings)
         self._clients: list[BlockingKernelClient] = []
 
     def start(self, **settings: Any) -> BlockingKernelClient:

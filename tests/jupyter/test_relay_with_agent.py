@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 from tests.installation import Installation, eventually
 from tests.jupyter.conftest import Kernel
 from tests.jupyter.talk import collect, run
 
 from torpor.errors import Conflict
+from torpor.jupyter import install
+from torpor.jupyter.connection import CHANNELS
 
 
 def session_of(installation: Installation) -> dict[str, Any]:
     """The newest kernel session."""
     sessions = [session for session in installation.client.sessions() if session["kind"] == "kernel"]
     return max(sessions, key=lambda session: float(session["created"]))
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) == 0
 
 
 def state_of(installation: Installation) -> str:
@@ -155,3 +170,36 @@ def test_encrypted_channels_survive(installation: Installation, transport: str) 
         assert run(client, "print('y' * 50_000_000)").stdout == "y" * 50_000_000 + "\n"
     finally:
         kernel.close()
+
+
+def test_a_kernelspecs_command_started_as_vs_code_does(installation: Installation, home: Path) -> None:
+    """No provisioner, no manager: a connection file with ports of its own, the command, signals."""
+    (change,) = install.install(["python3"], install.user_kernels())
+    spec = json.loads((change.folder / "kernel.json").read_text())
+    file, facts = write_connection_file(str(home / "jupyter_runtime_dir" / "kernel-v2-1.json"))
+    argv = [argument.replace("{connection_file}", file) for argument in spec["argv"]]
+    process = subprocess.Popen(argv, env={**os.environ, **spec["env"]}, cwd=home, stdin=subprocess.DEVNULL)
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    try:
+        eventually(lambda: all(is_open(facts[f"{channel}_port"]) for channel in CHANNELS), bool)
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        assert run(client, "x = 41").status == "ok"
+        hibernate(installation)
+        collect(client, client.kernel_info())
+        assert state_of(installation) == "hibernated"
+        assert run(client, "x + 1").result == "42"
+        request = client.execute("print('begun', flush=True); import time; time.sleep(100)")
+        while client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
+            pass
+        process.send_signal(signal.SIGINT)
+        assert collect(client, request).reply["content"]["ename"] == "KeyboardInterrupt"
+        session = hibernate(installation)["id"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        ended = installation.client.session(session)
+        assert (ended["state"], len(ended["checkpoints"])) == ("ended", 2)
+    finally:
+        client.stop_channels()
+        process.kill()

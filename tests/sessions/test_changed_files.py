@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -473,7 +474,10 @@ while True:
 """
 
 
-def test_what_is_exchanged_during_the_resume_is_not_opened(stage: Stage, folder: Path) -> None:
+@pytest.mark.parametrize("exchange", [Path.symlink_to, Path.hardlink_to])
+def test_what_is_exchanged_during_the_resume_is_not_opened(
+    stage: Stage, folder: Path, exchange: Callable[[Path, Path], None]
+) -> None:
     """After everything was looked at, a path leads elsewhere: the session must not get what is there."""
     first, second, secret = (folder / name for name in ("first", "second", "secret"))
     for path in (first, second, secret):
@@ -483,13 +487,14 @@ def test_what_is_exchanged_during_the_resume_is_not_opened(stage: Stage, folder:
     worker = stage.begin(session, OperationKind.RESUME, pause_after="lay_out")
     worker.wait_for_pause()
     first.unlink()
-    first.symlink_to(secret)
+    exchange(first, secret)
     worker.go_on()
     worker.wait()
     operation = stage.registry.operation(worker.operation.id)
     assert operation.outcome == "undone"
     assert operation.error is not None
-    assert f"{secret} was exchanged" in operation.error["message"]
+    assert "was exchanged" in operation.error["message"]
+    assert "first" in operation.error["message"]
     assert stage.session(session).state is State.HIBERNATED
     assert sorted(os.listdir(folder)) == ["first", "second", "secret"]
     wake(stage, session)

@@ -20,7 +20,7 @@ from torpor.agent.keeper_link import KeeperLink
 from torpor.agent.operations import Operations
 from torpor.agent.running import is_alive
 from torpor.agent.turns import Turns
-from torpor.engine import keeper_client
+from torpor.engine import keeper_client, procfs
 from torpor.errors import Conflict, NotFound, TorporError
 from torpor.model import ALIVE, Caller, Launch, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -60,10 +60,10 @@ class Lifecycle:
         self.registry.create_session(
             Session(
                 id=session_id,
-                name=name or f"{_slug(launch.argv[0])}-{session_id[:4]}",
+                name=name or f"{slug(launch.argv[0])}-{session_id[:4]}",
                 state=State.STARTING,
                 uid=caller.uid,
-                owner=_user_name(caller.uid),
+                owner=user_name(caller.uid),
                 node=self.node,
                 created=time.time(),
                 launch=launch,
@@ -146,7 +146,10 @@ class Lifecycle:
         session = self.registry.session(session_id)
         if session.init is not None and is_alive(session.init):
             self._asked_to_end.add(session_id)
+            tree = _identified(procfs.tree(session.init.pid)) if session.outside else []
             await self._end_tree(session_id, session.init)
+            for process in tree:  # these do not die with the first one, as they do in a namespace
+                procfs.kill(process)
             self.settle(session_id)
             while self.registry.session(session_id).state in PRESENT:
                 await self.board.news(session_id, STATUS_PATIENCE)
@@ -205,6 +208,11 @@ class Lifecycle:
             self.board.resumed[session.id] = last.ended
 
 
+def _identified(pids: list[int]) -> list[ProcessId]:
+    boot = procfs.boot_id()
+    return [ProcessId(pid, started, boot) for pid in pids if (started := procfs.start_time(pid)) is not None]
+
+
 def _send(process: ProcessId, signum: int) -> bool:
     """Signals exactly this process; False when it is gone."""
     try:
@@ -239,13 +247,15 @@ def _remove_tree(folder: os.PathLike[str]) -> None:
         shutil.rmtree(folder)
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user, or the number of one who has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 
 
-def _slug(command: str) -> str:
+def slug(command: str) -> str:
+    """What of a command can be part of a session's name."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(command)).strip("-").lower()
     return words[:32].strip("-") or "session"

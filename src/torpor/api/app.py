@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from torpor import errors
 from torpor.agent.node import Node
-from torpor.api import operations, relay, sessions
+from torpor.api import adoptions, operations, relay, sessions
 from torpor.model import OperationKind
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ def application(node: Node) -> Starlette:
         Route("/v1/node", sessions.node_facts),
         Route("/v1/sessions", sessions.listing),
         Route("/v1/sessions", sessions.create, methods=["POST"]),
+        Route("/v1/adoptions", adoptions.adopt, methods=["POST"]),
         Route(one, sessions.show),
         Route(one, sessions.remove, methods=["DELETE"]),
         Route(f"{one}/watch", sessions.watch),

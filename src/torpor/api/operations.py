@@ -30,7 +30,7 @@ async def operate(request: Request) -> Response:
     Raises Conflict when another operation is in progress, except that a resume waits for a hibernation, and what saves
     a session waits until all of its memory is there.
     """
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     kind = OperationKind(request.url.path.rpartition("/")[2])
     if kind is OperationKind.RESUME:
         waits = session.state in (State.HIBERNATING, State.RESUMING)
@@ -44,13 +44,13 @@ async def operate(request: Request) -> Response:
 
 async def compatibility(request: Request) -> Response:
     """How a resume would go, and nothing is changed."""
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     return JSONResponse(await asyncio.to_thread(node.operations.rehearsal(session)))
 
 
 async def checkpoints(request: Request) -> Response:
     """A session's checkpoints, newest first."""
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     return JSONResponse([checkpoint_view(one) for one in node.registry.checkpoints(session.id)])
 
 

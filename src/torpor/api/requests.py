@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from pathlib import PurePosixPath
@@ -10,10 +11,14 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from torpor.agent.turns import Turns
 from torpor.errors import UsageError
 from torpor.model import InputOutput, Kernel
 
-BODY_LIMIT = 4 << 20  # bytes; an environment may be large
+BODY_LIMIT = 64 << 10  # bytes
+LARGE_BODY_LIMIT = 4 << 20  # bytes of a new session; an environment may be large
+LARGE_AT_ONCE = 4  # bodies, and answers, of one user
+ARRIVES_WITHIN = 30.0  # seconds
 DRAINED_LIMIT = 64 << 20  # bytes that are read on and thrown away, so that a caller who sent too much hears so
 ARGUMENTS_LIMIT = 2 << 20  # bytes of argv and env together: what the kernel takes at most
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -39,6 +44,16 @@ class NewSession(msgspec.Struct, forbid_unknown_fields=True):
     idle_after: float | None = None
     kind: str = "command"
     on_failure: str | None = None
+
+
+class Adoption(msgspec.Struct, forbid_unknown_fields=True):
+    """A running process to make a session of; `dry_run`: only look."""
+
+    pid: int
+    name: str | None = None
+    labels: dict[str, str] = {}
+    idle_after: float | None = None
+    dry_run: bool = False
 
 
 class Signal(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,20 +110,38 @@ class Verify(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Body = TypeVar("Body")
+_large = Turns(LARGE_AT_ONCE)
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
     """The request's JSON body. Raises UsageError when it is too large or not of this kind."""
+    return await _body(request, kind, BODY_LIMIT)
+
+
+async def large_body_of(request: Request, kind: type[Body], uid: int) -> Body:
+    """As `body_of`; a user sends only a few of these at once, and the others of theirs wait.
+
+    Raises UsageError also when it does not arrive in time.
+    """
+    async with _large.turn(uid):
+        try:
+            async with asyncio.timeout(ARRIVES_WITHIN):
+                return await _body(request, kind, LARGE_BODY_LIMIT)
+        except TimeoutError as error:
+            raise UsageError(f"The request did not arrive within {ARRIVES_WITHIN:.0f} seconds.") from error
+
+
+async def _body(request: Request, kind: type[Body], limit: int) -> Body:
     content = bytearray()
     received = 0
     async for piece in request.stream():
         received += len(piece)
-        if received <= BODY_LIMIT:
+        if received <= limit:
             content += piece
         elif received > DRAINED_LIMIT:
             break
-    if received > BODY_LIMIT:
-        raise UsageError(f"The request is larger than {BODY_LIMIT >> 20} MiB.")
+    if received > limit:
+        raise UsageError(f"The request is larger than {limit >> 10} KiB.")
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -142,26 +175,37 @@ def check_new_session(new: NewSession) -> None:
         raise UsageError("A variable's name is empty or holds an equals sign.")
     if sum(len(text.encode(errors="surrogateescape")) for text in texts) > ARGUMENTS_LIMIT:
         raise UsageError(f"Command and environment are larger than {ARGUMENTS_LIMIT >> 20} MiB.")
-    if new.name is not None and not NAME.fullmatch(new.name):
-        raise UsageError(
-            f"{new.name!r} cannot be a session's name.",
-            hint="Use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
-        )
-    _check_labels(new.labels)
+    _check_facts(new)
     if not (0 < new.rows <= TERMINAL_SIDE_LIMIT and 0 < new.columns <= TERMINAL_SIDE_LIMIT):
         raise UsageError(f"A terminal of {new.rows} rows and {new.columns} columns is not possible.")
-    if new.idle_after is not None and not 0 < new.idle_after < float("inf"):
-        raise UsageError("The time after which a session counts as idle must be longer than nothing.")
     if new.on_failure is not None and new.on_failure not in ON_FAILURE:
         raise UsageError(f"{new.on_failure!r} is nothing that can be done on failure.", hint="Use resume or none.")
     if new.kind not in KINDS:
         raise UsageError(f"{new.kind!r} is no kind of session.", hint=f"Known are {', '.join(KINDS)}.")
 
 
+def check_adoption(asked: Adoption) -> None:
+    """Raises UsageError with the first thing that is wrong."""
+    if not 0 < asked.pid < 1 << 31:
+        raise UsageError(f"{asked.pid} is not the number of a process.")
+    _check_facts(asked)
+
+
 def check_signal(signum: int) -> None:
     """Raises UsageError when there is no such signal."""
     if signum not in signal.valid_signals():
         raise UsageError(f"There is no signal {signum}.")
+
+
+def _check_facts(new: NewSession | Adoption) -> None:
+    if new.name is not None and not NAME.fullmatch(new.name):
+        raise UsageError(
+            f"{new.name!r} cannot be a session's name.",
+            hint="Use up to 63 letters, digits, dots, dashes and underscores, a letter or digit first.",
+        )
+    _check_labels(new.labels)
+    if new.idle_after is not None and not 0 < new.idle_after < float("inf"):
+        raise UsageError("The time after which a session counts as idle must be longer than nothing.")
 
 
 def _check_labels(labels: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from torpor.errors import TorporError
 
 COMMANDS: dict[str, str] = {
     "run": "Start a command as a session.",
+    "adopt": "Make a session of a program that runs already.",
     "ls": "List your sessions.",
     "show": "Show all of one session.",
     "logs": "Show what a session printed.",

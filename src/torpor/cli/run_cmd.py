@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from torpor.cli.options import json_option
+from torpor.cli.options import json_option, pairs
 from torpor.cli.output import print_json
 from torpor.client import Client
 from torpor.durations import parse_duration
@@ -58,12 +58,12 @@ def command(
     session = client.create_session(
         list(argv),
         cwd=os.path.abspath(cwd) if cwd else os.getcwd(),
-        env={**os.environ, **_pairs("--env", variables)},
+        env={**os.environ, **pairs("--env", variables)},
         io="terminal" if terminal else "detached" if detach else "streams",
         name=name,
         rows=max(rows, 1),
         columns=max(columns, 1),
-        labels=_pairs("--label", labels),
+        labels=pairs("--label", labels),
         idle_after=parse_duration(idle_after) if idle_after else None,
         on_failure=on_failure,
     )
@@ -77,13 +77,3 @@ def command(
     from torpor.cli.foreground_streams import stay as stay_with_streams
 
     return stay_with_streams(client, session)
-
-
-def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise UsageError(f"{option} {text!r} is not of the form K=V.")
-        pairs[name] = value
-    return pairs

@@ -9,7 +9,7 @@ import click
 
 from torpor.cli.checkpoints_cmd import checkpoint_table
 from torpor.cli.options import json_option, session_argument
-from torpor.cli.output import clock, print_json, size
+from torpor.cli.output import clock, print_json, print_line, size
 from torpor.client import Client
 from torpor.durations import spoken_duration
 
@@ -30,7 +30,7 @@ def command(session: str, as_json: bool) -> None:
         print_json(shown)
         return
     for label, value in _lines(shown):
-        click.echo(f"{label + ':':<15}{value}")
+        print_line(f"{label + ':':<15}{value}")
     if shown["checkpoints"]:
         click.echo("")
         checkpoint_table(shown["checkpoints"])
@@ -54,6 +54,8 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("memory", size(shown["rss_bytes"])))
         lines.append(("last use", f"{spoken_duration(shown['idle_seconds'])} ago"))
         lines.append(("verdict", verdict["sentence"]))
+    if shown["pids"] and shown["outside"]:
+        lines.append(("adopted", "it runs where it was started until its first hibernation"))
     if shown["labels"]:
         lines.append(("labels", " ".join(f"{name}={value}" for name, value in shown["labels"].items())))
     if shown["idle_after"] is not None:

@@ -6,6 +6,7 @@ CRIU asks before its two points of no return (see `hook.py`): with the tree froz
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shlex
@@ -25,6 +26,7 @@ from torpor.model import ProcessId
 
 NOISE = ("RLIMIT_NOFILE for self", "Dumping FAILED", "Restoring FAILED", "Unable to detach")
 POINTS = ("post-dump", "post-restore")
+LINK_MET = os.strerror(errno.ELOOP)
 ERROR_LINES = 4
 GRACE = 1.0  # seconds after its deadline until CRIU is killed
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -55,10 +57,13 @@ class CriuRun:
         note: Callable[[ProcessId], None] = lambda _: None,
         place: Callable[[int], None] = lambda _: None,
         user: tuple[int, int] = (0, 0),
+        inside: Sequence[str] = (),
+        seen_as: Path | None = None,
     ) -> None:
         """`place` is called with CRIU's pid before it does anything: what it restores inherits where it is put.
 
-        `user` owns the tree that is dumped (uid, gid).
+        `user` owns the tree that is dumped (uid, gid). `inside` is a command prefix that enters other namespaces;
+        `seen_as` is then where `folder` is found from there.
         """
         self._folder = folder
         self._action = action
@@ -68,18 +73,20 @@ class CriuRun:
         self.timed_out = False
         self.at_deadline: Callable[[], None] = lambda: None  # called when it was missed, by another thread
         (folder / "no-plugins").mkdir()
-        hook = self._install_hook()
+        seen_as = seen_as or folder
+        self._install_hook(seen_as)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(folder / "hook.sock"))
         self._listener.listen()
         prefix, further = privileges.dump_as(*user) if action == "dump" else ((), ())
         command = [
+            *inside,
             *prefix,
             *criu.argv,
             action,
             "--no-default-config",
-            *("--images-dir", str(folder), "--log-file", f"{action}.log", "-v2"),
-            *("--timeout", str(int(deadline) + 1), "--action-script", str(hook)),
+            *("--images-dir", str(seen_as), "--log-file", f"{action}.log", "-v2"),
+            *("--timeout", str(int(deadline) + 1), "--action-script", str(seen_as / "hook")),
             *arguments,
             *further,
         ]
@@ -92,7 +99,7 @@ class CriuRun:
             stderr=subprocess.DEVNULL,
             pass_fds=pass_fds,
             start_new_session=True,
-            env={**ENVIRONMENT, "CRIU_LIBS_DIR": str(folder / "no-plugins"), "XDG_RUNTIME_DIR": str(folder)},
+            env={**ENVIRONMENT, "CRIU_LIBS_DIR": str(seen_as / "no-plugins"), "XDG_RUNTIME_DIR": str(seen_as)},
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         started = procfs.start_time(self._process.pid)
@@ -167,6 +174,12 @@ class CriuRun:
         verb = "save" if self._action == "dump" else "restore"
         if self.timed_out:
             return EngineError(f"CRIU did not {verb} the session within {self._allowed:.0f} seconds and was ended.")
+        if self._action == "restore" and any(LINK_MET in line for line in self.errors()):
+            return EngineError(
+                f"A path of the session was exchanged for a symbolic link, which is not followed: {self.errors()[0]}.",
+                safe="The session is as it was before.",
+                hint="Put back what was there, and resume it again.",
+            )
         said = "; ".join(self.errors()) or f"it ended with status {self._process.returncode} and no message"
         return EngineError(f"CRIU could not {verb} the session: {said}.")
 
@@ -186,14 +199,12 @@ class CriuRun:
             with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as copy:
                 copy.write(source.read_bytes())
 
-    def _install_hook(self) -> Path:
-        program = self._folder / "hook.py"
-        shutil.copyfile(Path(__file__).with_name("hook.py"), program)
+    def _install_hook(self, seen_as: Path) -> None:
+        shutil.copyfile(Path(__file__).with_name("hook.py"), self._folder / "hook.py")
         hook = self._folder / "hook"
-        python, asking = shlex.quote(_plain_python()), shlex.quote(str(program))
+        python, asking = shlex.quote(_plain_python()), shlex.quote(str(seen_as / "hook.py"))
         hook.write_text(HOOK.format(points="|".join(POINTS), python=python, program=asking))
         hook.chmod(0o700)
-        return hook
 
     def _time_out(self) -> None:
         """A CRIU that waits for us is let go first: what it undoes by itself is undone better than by its death."""

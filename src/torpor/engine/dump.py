@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torpor.engine import filetree, images, procfs
+from torpor.engine import filetree, images, procfs, surroundings
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
 from torpor.engine.pagestream import SEGMENT, Mappings, PageObject, PageReceiver, Put, SegmentPool
@@ -50,11 +50,14 @@ class Dump:
         extra: Sequence[str] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
         user: tuple[int, int] = (0, 0),
+        outside: bool = False,
     ) -> None:
         """`folder` is private scratch in memory; `extra` are further CRIU arguments (terminals).
 
-        `user` owns the tree (uid, gid).
+        `user` owns the tree (uid, gid). `outside`: the tree runs in the node's own namespaces, which must not become
+        part of the images, so that they can be restored in fresh ones: CRIU is started in its mount namespace.
         """
+        self._outside = outside
         self._init = init
         self._folder = folder
         self._put = put
@@ -75,6 +78,7 @@ class Dump:
                 *("--tree", str(init.pid), "--page-server", "--ps-socket", str(theirs.fileno())),
                 *(("--leave-running",) if leave_running else ()),
                 *ARGUMENTS,
+                *(("--shell-job",) if outside else ()),
                 *extra,
             ],
             folder,
@@ -82,6 +86,8 @@ class Dump:
             pass_fds=(theirs.fileno(),),
             note=note,
             user=user,
+            inside=("nsenter", "--target", str(init.pid), "--mount", "--") if outside else (),
+            seen_as=Path(f"/proc/{os.getpid()}/root{folder}") if outside else None,
         )
         self._run.at_deadline = self._hang_up
         theirs.close()
@@ -117,9 +123,14 @@ class Dump:
             self._run.wait()
             raise self._run.failure()
 
-    def end_tree(self) -> None:
-        """Ends the frozen tree at once and completely: its init is killed, and with it the whole namespace."""
+    def end_tree(self, others: Sequence[ProcessId] = ()) -> None:
+        """Ends the frozen tree at once and completely: its init is killed, and with it the whole namespace.
+
+        A tree in the node's own namespaces has `others` beside its first process, which do not die with that.
+        """
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        for process in others:
+            procfs.kill(process)
         self._run.answer(go_on=True)
         self._run.wait()
 
@@ -139,7 +150,9 @@ class Dump:
     def _save_shared_memory(self) -> filetree.SavedTree:
         segment = self._pool.take()
         try:
-            return filetree.save(Path(f"/proc/{self._init.pid}/root/dev/shm"), self._put, segment[:SEGMENT])
+            only = surroundings.shared_memory_files(self._init.pid) if self._outside else None
+            root = Path(f"/proc/{self._init.pid}/root/dev/shm")
+            return filetree.save(root, self._put, segment[:SEGMENT], only=only)
         finally:
             self._pool.give(segment)
 

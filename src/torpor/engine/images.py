@@ -7,6 +7,7 @@ those of CRIU's `images/pagemap.proto` (MIT) and `criu/include/magic.h`.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,16 @@ PAGEMAP_MAGIC = 0x56084025
 ENTRY = struct.Struct("<QQI")
 NOT_STORED = (".log", ".py", ".sock", ".pid")
 FILES = "files.img"
+THREADS = "core-"  # how the name of a thread's image begins
 IS_TIMER = b"\x08\x11"  # how an entry of FILES begins when its descriptor is a timer (fd_types.TIMERFD)
 TIMER = 12  # its field in the entry; below are fields of the timer
 EXPIRED, VALUE, INTERVAL = 5, (7, 8), (9, 10)  # times not read yet; seconds and nanoseconds
 SHOWN = (8, 9), (10, 11)  # fields of mm_entry: where arguments begin and end, where the environment does
 MAPPINGS, ADVICE = 14, 9  # the field of mm_entry with its mappings, and the field of these with bits of madvise(2)
 WIPE_ON_FORK = 1 << 18
+CLOCKS = "timens-0.img"
+PROCESSES = "pstree.img"
+PID, GROUP, SESSION, THREAD = 1, 3, 4, 5  # fields of an entry of PROCESSES
 
 
 def small_images(folder: Path) -> Iterator[Path]:
@@ -59,6 +64,46 @@ def parse_object_name(name: str) -> PageObject:
     if first != "pages" or kind not in ("task", "shmem"):
         raise ValueError(f"{name} is not the name of memory")
     return PageObject(TYPE_TASK if kind == "task" else TYPE_TASK + 1, int(image_id))
+
+
+def process_ids(processes: bytes) -> set[int]:
+    """Every number that PROCESSES gives to a process, a thread, a job or a session."""
+    numbers = {PID, GROUP, SESSION, THREAD}
+    found = (field for body in entries_of(processes) for field in fields_of(body))
+    return {int(value) for number, value in found if number in numbers and isinstance(value, int)} - {0}
+
+
+def clocks(image: bytes) -> list[tuple[int, int, int]]:
+    """What the clocks of CLOCKS showed: the clock's number, seconds, nanoseconds. Nothing when the kernel told none."""
+    found = []
+    for body in entries_of(image):
+        numbers = {1: time.CLOCK_MONOTONIC, 2: time.CLOCK_BOOTTIME}
+        for number, value in fields_of(body):
+            assert isinstance(value, bytes)
+            moment = dict(fields_of(value))
+            found.append((numbers[number], int(moment[1]), int(moment[2])))
+    return found
+
+
+def root_pid(processes: bytes) -> int:
+    """The number of the tree's first process."""
+    return int(dict(fields_of(next(entries_of(processes))))[PID])
+
+
+def with_own_session(processes: bytes) -> bytes:
+    """PROCESSES of a tree whose root belonged to the job or session of a shell outside: it gets its own.
+
+    The root comes first. What shared the job or session of the root goes with it.
+    """
+    entries = [list(fields_of(body)) for body in entries_of(processes)]
+    root = dict(entries[0])
+    inside = {dict(fields)[PID] for fields in entries}
+    replaced = {number: {root[number]: root[PID]} if root[number] not in inside else {} for number in (GROUP, SESSION)}
+    parts = [processes[:8]]
+    for fields in entries:
+        kept = ((number, replaced.get(number, {}).get(value, value)) for number, value in fields)
+        parts.append(entry(packed(kept)))
+    return b"".join(parts)
 
 
 def rearm_timers(files: bytes) -> bytes:

@@ -5,6 +5,9 @@ Torpor: it is saved inside every checkpoint, so it stays small, and an upgrade o
 
 Arguments: SPEC_FD EXIT_FD READY_FD; the script itself is /proc/self/fd/N. The spec is NUL-separated: `terminal` or
 nothing, the number of arguments, the arguments, the environment. The working directory is inherited.
+
+For a tree that is restored into this session and was not started here, the spec is `adopt`, 1, and the pid that its
+first process will have; standard input says when to go on: its end means that the tree will not come.
 """
 
 from __future__ import annotations
@@ -37,17 +40,13 @@ def main() -> None:
     os.close(source_fd)
     for fd in (exit_fd, ready_fd):
         os.set_inheritable(fd, False)
-    terminal, argv, env = _read_spec(spec_fd)
+    mode, argv, env = _read_spec(spec_fd)
     _name_this_process()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
-    try:
-        command = _start(argv, env, terminal)
-    except OSError as error:
-        os.write(
-            ready_fd,
-            b'{"error": "The session cannot start its command: %s."}\n' % os.strerror(error.errno or 0).encode(),
-        )
-        os._exit(NOT_EXECUTABLE)
+    if mode == b"adopt":
+        command = _await(int(argv[0]), ready_fd)
+    else:
+        command = _start_or_say_why_not(argv, env, mode == b"terminal", ready_fd)
     _let_go_of_standard_streams()
     os.chdir("/")
     os.write(ready_fd, b'{"ready": true}\n')
@@ -59,17 +58,35 @@ def main() -> None:
     os._exit(status)
 
 
-def _read_spec(fd: int) -> tuple[bool, list[bytes], dict[bytes, bytes]]:
+def _read_spec(fd: int) -> tuple[bytes, list[bytes], dict[bytes, bytes]]:
     with os.fdopen(fd, "rb") as file:
         fields = file.read().split(b"\0")
     end = 2 + int(fields[1])
     pairs = (field.partition(b"=") for field in fields[end:])
-    return fields[0] == b"terminal", fields[2:end], {name: value for name, _, value in pairs if name}
+    return fields[0], fields[2:end], {name: value for name, _, value in pairs if name}
 
 
 def _name_this_process() -> None:
     with open("/proc/self/comm", "w") as file:
         file.write("torpor-init")
+
+
+def _await(command: int, ready_fd: int) -> int:
+    os.write(ready_fd, b'{"ready": true}\n')
+    if not os.read(0, 1):
+        os._exit(NOT_EXECUTABLE)
+    return command
+
+
+def _start_or_say_why_not(argv: list[bytes], env: dict[bytes, bytes], terminal: bool, ready_fd: int) -> int:
+    try:
+        return _start(argv, env, terminal)
+    except OSError as error:
+        os.write(
+            ready_fd,
+            b'{"error": "The session cannot start its command: %s."}\n' % os.strerror(error.errno or 0).encode(),
+        )
+        os._exit(NOT_EXECUTABLE)
 
 
 def _start(argv: list[bytes], env: dict[bytes, bytes], terminal: bool) -> int:

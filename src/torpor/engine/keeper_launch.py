@@ -91,14 +91,14 @@ class Launch:
         )
 
 
-def spawn_launcher(python: str, given: list[int], stdin: int | None) -> None:
-    """Start the launcher with these descriptors, under the numbers that they have here."""
+def spawn_launcher(python: str, given: list[int], stdin: int | None) -> int:
+    """Start the launcher with these descriptors, under the numbers that they have here; gives its pid."""
     inherited = [*given, *([stdin] if stdin is not None else [])]
     numbers = [str(fd) for fd in given] + [str(-1 if stdin is None else stdin)]
     for fd in inherited:
         os.set_inheritable(fd, True)
     try:
-        os.posix_spawn(
+        return os.posix_spawn(
             python,
             [python, "-I", "-S", _LAUNCHER, *numbers],
             {"LC_ALL": "C.UTF-8"},

@@ -1,9 +1,10 @@
 """Becomes a session: new mount, pid and ipc namespaces, the caller's identity and bounds, then `init.py`.
 
 A script of its own (`python3 -I -S launcher.py SPEC_FD PID_FD REPORT_FD STDIN_FD`), executed by the keeper as root. The
-spec is the keeper's JSON: `launch`, `caller`, `folder`, `terminal`. On PID_FD goes one line of JSON, written by the
-trusted part alone: pid and start time of the session's first process. On REPORT_FD follow notes and either an error
-or, from `init.py`, that it is ready.
+spec is the keeper's JSON: `launch`, `caller`, `folder`, `terminal`; where a tree will be restored that was not started
+here, also `adopt`, `last_pid` (the process number after which the first ones are given out), and `clocks` (what they
+showed). On PID_FD goes one line of JSON, written by the trusted part alone: pid and start time of the session's first
+process. On REPORT_FD follow notes and either an error or, from `init.py`, that it is ready.
 
 Every file that the session will hold open is opened here, inside its own mount namespace: CRIU can save no other.
 """
@@ -12,19 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
 import stat
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWTIME = 0x00020000, 0x08000000, 0x20000000, 0x80
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x40000
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
+SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+KEYCTL_JOIN_SESSION_KEYRING = 1
 STRIPPED_FROM_ENVIRONMENT = ("JPY_PARENT_PID",)  # names a process outside: ipykernel would end at once
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -43,6 +48,8 @@ def main() -> None:
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)  # the node's: the session soon mounts its own over it
     try:
         _check(libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC), "new namespaces cannot be made")
+        if spec.get("clocks"):
+            _continue_clocks(spec["clocks"])
         pid = os.fork()
     except (RefusedError, OSError) as error:
         _report(report_fd, {"error": f"The session's namespaces cannot be made: {error}."})
@@ -53,17 +60,30 @@ def main() -> None:
     _report(pid_fd, {"pid": pid, "start_time": _start_time(proc, pid)})
 
 
+def _continue_clocks(clocks: list[tuple[int, int, int]]) -> None:
+    """A time namespace for the children, in which these clocks go on from what they showed."""
+    _check(libc.unshare(CLONE_NEWTIME), "a time namespace cannot be made")
+    offsets = []
+    for clock, seconds, nanoseconds in clocks:
+        offset = seconds * 10**9 + nanoseconds - time.clock_gettime_ns(clock)
+        offsets.append(f"{clock} {offset // 10**9} {offset % 10**9}\n")
+    _write_text("/proc/self/timens_offsets", "".join(offsets))
+
+
 def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_fd: int) -> NoReturn:
     caller, launch = spec["caller"], spec["launch"]
     try:
         os.setsid()
         _make_mounts(own_terminals=launch["io"] != "terminal")
+        if "last_pid" in spec:
+            _write_text("/proc/sys/kernel/ns_last_pid", str(spec["last_pid"]))
         folder = os.open(spec["folder"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         exit_fd = _open_owned(folder, "exit", APPEND | os.O_TRUNC, caller["uid"])
         _connect_streams(spec, folder, stdin_fd)
         for note in _join_cgroups(caller["cgroups"]):
             _report(report_fd, {"note": note})
         _take_scheduling(caller)
+        join_fresh_keyring()
         _restrict(caller)
         _become_user(caller)
         _enter(launch["cwd"])
@@ -71,7 +91,7 @@ def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_f
             "-I",
             "-S",
             _memory_file(source),
-            _memory_file(_command_line(launch)),
+            _memory_file(_command_line(launch, adopt=bool(spec.get("adopt")))),
             str(exit_fd),
             str(report_fd),
         ]
@@ -191,8 +211,19 @@ def _take_scheduling(caller: dict[str, Any]) -> None:
         except OSError as error:
             raise RefusedError(f"The caller's processors {caller['affinity']} cannot be used: {error}.") from error
     os.setpriority(os.PRIO_PROCESS, 0, caller["nice"])
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("0")  # a service manager may have shielded the keeper: that is not for sessions
+    # A service manager may have shielded the keeper, or the caller: that is not for sessions.
+    _write_text("/proc/self/oom_score_adj", str(max(caller["oom_score_adj"], 0)))
+
+
+def join_fresh_keyring() -> None:
+    """Gives this process, and what it starts, an empty keyring in place of the one of whoever started the keeper.
+
+    Raises RefusedError. A kernel or a container without keyrings has none to inherit.
+    """
+    if libc.syscall(SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EPERM):
+            raise RefusedError(f"A new session keyring cannot be made: {os.strerror(code)}.")
 
 
 def _restrict(caller: dict[str, Any]) -> None:
@@ -234,10 +265,10 @@ def _enter(cwd: str) -> None:
         raise RefusedError(f"The working directory {cwd} cannot be entered: {error.strerror}.") from error
 
 
-def _command_line(launch: dict[str, Any]) -> bytes:
+def _command_line(launch: dict[str, Any], *, adopt: bool) -> bytes:
     environment = {name: value for name, value in launch["env"].items() if name not in STRIPPED_FROM_ENVIRONMENT}
     arguments = launch["argv"]
-    mode = "terminal" if launch["io"] == "terminal" else ""
+    mode = "adopt" if adopt else "terminal" if launch["io"] == "terminal" else ""
     fields = [mode, str(len(arguments)), *arguments]
     fields += [f"{name}={value}" for name, value in environment.items()]
     if any("\0" in field for field in fields):
@@ -287,6 +318,11 @@ def _read_json(fd: int) -> dict[str, Any]:
     with os.fdopen(fd, "rb") as file:
         content: dict[str, Any] = json.loads(file.read())
     return content
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _read_text(path: str) -> str:

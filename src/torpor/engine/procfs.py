@@ -5,14 +5,16 @@ A process is named by its pid and its start time (clock ticks after boot), never
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torpor.errors import NotFound, NotPermitted
 
 if TYPE_CHECKING:
-    from torpor.model import Caller
+    from torpor.model import Caller, ProcessId
 
 NAMESPACES = ("mnt", "user", "pid", "net", "ipc", "uts", "cgroup", "time")
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -38,6 +40,15 @@ _LIMIT_NAMES = {
     "Max realtime priority": "RTPRIO",
     "Max realtime timeout": "RTTIME",
 }
+
+
+class Ids(NamedTuple):
+    """What a process belongs to: its parent, its process group (job) and its session, and its terminal's device."""
+
+    parent: int
+    group: int
+    session: int
+    terminal: int
 
 
 def boot_id() -> str:
@@ -132,8 +143,86 @@ def uid(pid: int) -> int:
     return int(_status(pid)["Uid"].split()[1])
 
 
-def caller_facts(pid: int, uid: int, gid: int) -> Caller:
-    """What a session started for the peer `pid` takes over from it; `uid` and `gid` are its peer credentials.
+def gid(pid: int) -> int:
+    """The effective group id of the process. Raises NotFound."""
+    return int(_status(pid)["Gid"].split()[1])
+
+
+def ids(pid: int) -> Ids:
+    """What the process belongs to. Raises ProcessLookupError."""
+    fields = _stat(pid)
+    if fields is None:
+        raise ProcessLookupError(f"Process {pid} does not exist.")
+    return Ids(*(int(field) for field in fields[1:5]))
+
+
+def name(pid: int) -> str:
+    """What the process calls itself; a question mark when it is gone."""
+    return (_read_of(pid, "comm") or "?").strip()
+
+
+def arguments(pid: int) -> list[str]:
+    """The command line of the process; empty when it is gone."""
+    line = (_read_of(pid, "cmdline") or "").rstrip("\0")
+    return line.split("\0") if line else []
+
+
+def program(pid: int) -> str | None:
+    """Path of the program that the process executes; None when it is gone or a thread of the kernel."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The environment that the process was started with; empty when it is gone."""
+    pairs = (entry.partition("=") for entry in (_read_of(pid, "environ") or "").split("\0"))
+    return {name: value for name, equals, value in pairs if equals and name}
+
+
+def kill(process: ProcessId) -> bool:
+    """SIGKILL to exactly this process; False when it is gone."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if alive(process.pid, process.start_time, process.boot_id):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return True
+    except ProcessLookupError:
+        pass  # it has just ended by itself
+    finally:
+        os.close(pidfd)
+    return False
+
+
+def all_pids() -> list[int]:
+    """Every process that can be seen from here."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+
+
+def confinement(pid: int) -> list[str]:
+    """What holds the process back, beyond what holds this one: `a seccomp filter`, `the AppArmor profile X`.
+
+    Raises NotFound. A Landlock domain cannot be seen from outside.
+    """
+    held = ["a seccomp filter"] if _filters(pid) > _filters("self") else []
+    profile = _apparmor_profile(pid)
+    if profile is not None and profile != _apparmor_profile("self"):
+        held.append(f"the AppArmor profile {profile}")
+    return held
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Real, effective, saved and file system user id of the process. Raises NotFound."""
+    return tuple(int(number) for number in _status(pid)["Uid"].split())
+
+
+def caller_facts(pid: int, uid: int, gid: int, groups: tuple[int, ...] | None = None) -> Caller:
+    """What a session started for the peer `pid` takes over from it; `uid`, `gid` and `groups` are its peer credentials
+    (`groups` None: as they are now).
 
     Raises NotFound when the peer is gone (or in a pid namespace that cannot be seen from here), NotPermitted
     when the process of that pid is no longer the one that connected.
@@ -148,7 +237,8 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     fields = _stat(pid)
     limits = _read_of(pid, "limits")
     cgroups = _read_of(pid, "cgroup")
-    if fields is None or limits is None or cgroups is None:
+    oom_score_adj = _read_of(pid, "oom_score_adj")
+    if fields is None or limits is None or cgroups is None or oom_score_adj is None:
         raise NotFound(f"Process {pid} does not exist.")
     try:
         affinity = tuple(sorted(os.sched_getaffinity(pid)))
@@ -157,15 +247,39 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     return Caller(
         uid=uid,
         gid=gid,
-        groups=tuple(int(group) for group in status["Groups"].split()),
+        groups=tuple(int(group) for group in status["Groups"].split()) if groups is None else groups,
         umask=int(status["Umask"], 8),
         affinity=affinity,
         limits=_parse_limits(limits),
         cgroups=tuple(cgroups.splitlines()),
         namespaces=namespaces(pid),
-        capabilities_bounding=int(status["CapBnd"], 16),
+        capabilities_bounding=_capabilities(status, uid),
         nice=int(fields[16]),
+        oom_score_adj=int(oom_score_adj),
     )
+
+
+def _capabilities(status: dict[str, str], uid: int) -> int:
+    """What a session may ever have: root gets what this root has itself, others have none to begin with."""
+    bounding = int(status["CapBnd"], 16)
+    return bounding & int(status["CapPrm"], 16) if uid == 0 else bounding
+
+
+def _filters(pid: int | str) -> int:
+    """How many seccomp filters; a kernel that does not count them tells whether there are any."""
+    status = _status(pid)
+    return int(status.get("Seccomp_filters") or status.get("Seccomp", "0"))
+
+
+def _apparmor_profile(pid: int | str) -> str | None:
+    try:
+        return _read(f"/proc/{pid}/attr/apparmor/current").strip("\0\n") or None
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # no such module in this kernel
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the module is there, and not in use
+            return None
+        raise
 
 
 def _current_boot() -> str:
@@ -222,7 +336,7 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split() if text else None
 
 
-def _status(pid: int) -> dict[str, str]:
+def _status(pid: int | str) -> dict[str, str]:
     text = _read_of(pid, "status")
     if not text:
         raise NotFound(f"Process {pid} does not exist.")
@@ -244,7 +358,7 @@ def _limit_value(text: str) -> int:
     return -1 if text == "unlimited" else int(text)
 
 
-def _read_of(pid: int, name: str) -> str | None:
+def _read_of(pid: int | str, name: str) -> str | None:
     try:
         return _read(f"/proc/{pid}/{name}")
     except (FileNotFoundError, ProcessLookupError):

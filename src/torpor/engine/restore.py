@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, lazy_plan, private_mounts, yards
+from torpor.engine import images, lazy_plan, places, private_mounts, procfs, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
+from torpor.engine.home import Home
 from torpor.engine.pagestream import PAGE, SEGMENT, TYPE_TASK, Entry, PageObject, SegmentPool
 from torpor.model import ProcessId
 
@@ -38,6 +39,9 @@ def lay_out_memory(
         done = _write_pages(folder / f"pages-{pages_id}.img", found, wanted, read, done, progress)
 
 
+IN_A_HOME = tuple(argument for argument in ARGUMENTS if argument not in ("--external", "mnt[]:m"))
+
+
 class Restore:
     """One run of `criu restore`.
 
@@ -56,19 +60,30 @@ class Restore:
         pass_fds: Sequence[int] = (),
         note: Callable[[ProcessId], None] = lambda _: None,
         place: Callable[[int], None] = lambda _: None,
+        home: Home | None = None,
     ) -> None:
-        """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm."""
-        private_mounts.bind_root(root)
+        """`folder` holds the images, `root` is an empty folder, `shared_memory` the laid-out /dev/shm.
+
+        With a `home`, whose /dev/shm is laid out, the tree is restored into that, and `root` and `shared_memory` are
+        not used.
+        """
+        self._home = home
+        self._folder = folder
+        mounts = ["--root", str(root), "--external", f"mnt[shm]:{shared_memory}"]
+        if home is None:
+            private_mounts.bind_root(root)
         self._restored: int | None = None
+        self.root = 0  # the pid on the node of the first process that was in the images, once it is there
         self._run = CriuRun(
             criu,
             "restore",
-            [*ARGUMENTS, "--root", str(root), "--external", f"mnt[shm]:{shared_memory}", *extra],
+            [*ARGUMENTS, *mounts, *extra] if home is None else [*IN_A_HOME, *extra],
             folder,
             deadline=deadline,
             pass_fds=pass_fds,
             note=note,
             place=place,
+            inside=home.enter if home else (),
         )
 
     def start(self) -> int:
@@ -76,12 +91,19 @@ class Restore:
 
         Raises EngineError.
         """
-        pid = self._run.wait_for("post-restore")
+        pid = self.root = self._run.wait_for("post-restore")
+        if self._home is not None:
+            self.root = self._home.member(pid, procfs.tree(self._run.pid))
+            pid = self._home.init.pid
         self._restored = os.pidfd_open(pid)
+        if self._home is None:  # else CRIU made none of its mounts
+            places.let_follow(pid)
         return pid
 
     def let_go(self) -> None:
         """Lets the restored tree run. Raises EngineError when CRIU failed at the very end (and ended the tree)."""
+        if self._home is not None:
+            self._home.settle(self._folder)
         self._run.answer(go_on=True)
         if self._run.wait() != 0:
             raise self._run.failure()
@@ -92,6 +114,8 @@ class Restore:
         self._run.answer(go_on=False)
         self._run.end()
         self._run.wait()
+        if self._home is not None:
+            self._home.end()
         if self._restored is not None:
             with contextlib.suppress(ProcessLookupError):  # CRIU has ended it
                 signal.pidfd_send_signal(self._restored, signal.SIGKILL)

@@ -23,7 +23,7 @@ class KernelLink:
 
     The proof is a kernel_info_request of the relay's own, repeated until its status messages come back on iopub, and
     the end of the handshake on stdin. It takes the control channel, where it does not become the parent of what the
-    kernel's threads print; a kernel that is silent there is asked on shell, too.
+    kernel's threads print; a kernel that is silent there is asked on shell, too. `questions` is where it answers.
     """
 
     def __init__(self, connection: Connection, context: zmq.Context[Socket], author: Author, lease: int) -> None:
@@ -31,7 +31,8 @@ class KernelLink:
         self.side = KernelSide(connection, context)
         self.proven = False
         self._author = author
-        self._asked: dict[str, str] = {}  # ids of the relay's own requests that are not answered -> their type
+        self.questions = "control"
+        self._asked: dict[str, tuple[str, str]] = {}  # ids of the relay's own requests not answered -> channel, type
         self._heard_reply = 0.0
         self._heard_iopub = False
         self._stdin_connected = False
@@ -59,7 +60,7 @@ class KernelLink:
         """Sends a request of the relay's own; the answer is its message id."""
         frames = self._author.compose(msg_type, content or {})
         message_id = Message.header_of(frames).msg_id
-        self._asked[message_id] = msg_type
+        self._asked[message_id] = channel, msg_type
         send(self.side.sockets[channel], frames)
         return message_id
 
@@ -69,12 +70,15 @@ class KernelLink:
 
     def answered(self, reply: Message) -> None:
         """A reply to the relay came."""
-        self._asked.pop(reply.parent.msg_id, None)
+        channel, _ = self._asked.pop(reply.parent.msg_id, ("", ""))
+        if channel == "control" or (channel == "shell" and not self._heard_reply):
+            self.questions = channel
         self._heard_reply = self._heard_reply or time.monotonic()
 
     def is_waiting_for(self, msg_type: str) -> bool:
-        """Whether a request of this type is not answered yet."""
-        return msg_type in self._asked.values()
+        """Whether a request of this type is not answered yet, and can be expected to be."""
+        silent = {"control"} - {self.questions}
+        return any(asked == msg_type and channel not in silent for channel, asked in self._asked.values())
 
     def heard_iopub(self) -> None:
         """Something came on iopub: it is subscribed."""

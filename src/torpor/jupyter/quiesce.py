@@ -25,8 +25,8 @@ class Quiesce:
         self._check = check
         self._asked = time.monotonic()
         self._answered = 0.0
-        link.ask("control", "comm_info_request")
-        link.ask("control", "kernel_info_request")
+        link.ask(link.questions, "comm_info_request")
+        link.ask(link.questions, "kernel_info_request")
         timers.set("quiesce", ANSWER_WITHIN, check)
 
     def verdict(self, ledger: Ledger, held: HeldRequests) -> str | None:

@@ -53,7 +53,7 @@ class Context:
     @property
     def log(self) -> Path:
         """Where CRIU's log of a failed run is kept (root only)."""
-        return self.paths.state / "logs" / f"{self.session.id}-{self.operation.kind}.log"
+        return self.paths.logs / f"{self.session.id}-{self.operation.kind}.log"
 
 
 @dataclass(frozen=True)

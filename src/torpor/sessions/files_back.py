@@ -34,7 +34,7 @@ class FilesBack:
         self._paths, self._session, self._store, self._manifest = paths, session, store, manifest
         self._judged = verdict.judged
         self._made: list[tuple[bytes, int]] = []
-        self._nameless: set[bytes] = set()
+        self._nameless: dict[bytes, int] = {}
         self._expected: dict[bytes, tuple[int, int]] = {}
 
     def prepare(self, images: Path) -> None:
@@ -52,12 +52,12 @@ class FilesBack:
             files_images.rewrite(images, wanted)
         files_images.drop_mounts(images, {mount.path for mount in files.mounts()})
 
-    def check(self, init_pid: int) -> None:
+    def check(self, root_pid: int) -> None:
         """Compares what the restored tree (it does not run yet) has open with what was judged.
 
         Raises Conflict when a path was exchanged in the meantime: nothing may be opened that was not looked at.
         """
-        for found in files.survey(init_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
+        for found in files.survey(root_pid, ours=self._paths.session(self._session.id)) if self._judged else []:
             if found.path == b"/" or found.path.startswith(os.fsencode(self._paths.scratch)):
                 continue  # nobody can exchange these; CRIU's own descriptors are still open beside the session's
             if found.kind == "folder" and found.path in self._nameless:

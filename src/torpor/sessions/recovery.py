@@ -119,6 +119,8 @@ def _finish(
                 result = {"id": operation.checkpoint, "session": session.id}
             return finish(operation.id, "completed", State.RUNNING, result=result)
         case Outcome.HIBERNATED_COMPLETED:
+            for process in operation.processes:  # of an adopted tree more than the first may be left
+                procfs.kill(process)
             return finish(operation.id, "completed", State.HIBERNATED, result=result, init=None)
         case Outcome.AWAY_UNDONE:
             return finish(operation.id, "undone", operation.before, error=error, init=None)

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, filetree, images, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, interrupted, places, ports, private_mounts, procfs, terminals
 from torpor.engine.files_kept import OBJECT
-from torpor.engine.keeper_client import KeeperClient, clear_exit_status
+from torpor.engine.home import Home
+from torpor.engine.keeper_client import KeeperClient, clear_exit_status, session_python
 from torpor.engine.launcher import join_cgroups
 from torpor.engine.lazy_plan import lazy_tasks
 from torpor.engine.pagestream import PageObject
@@ -50,6 +51,7 @@ class Resuming:
         self._inherited: list[int] = []
         self._lost_memory = False
         self._late = 0
+        self._home: Home | None = None
         self._window: tuple[int, tuple[int, int]] | None = None
         self._checkpoint = self._choose()
 
@@ -86,6 +88,8 @@ class Resuming:
         """The session is as before and nothing of this attempt is left, or it has been ended: memory was lost."""
         if self._restore is not None:
             self._restore.undo(self._context.log)
+        if self._home is not None:
+            self._home.end()
         for made in self._made:
             made.undo()
         self._close_inherited()
@@ -165,16 +169,17 @@ class Resuming:
                 memory.append(found)
         lazy = self._start_page_source(memory)
         lay_out_memory(context.scratch, memory, read, lambda done: context.progress("restore", done, total), lazy=lazy)
-        self._shared_memory = context.scratch / "shm"
-        self._shared_memory.mkdir()
-        private_mounts.tmpfs(self._shared_memory, options="mode=1777")
+        self._shared_memory = self._make_shared_memory()
         tree = manifest.objects["shm"]
         nodes = msgspec.msgpack.decode(tree.meta, type=list[filetree.Node])
         filetree.lay_out(self._shared_memory, nodes, tree.ids(), tree.lengths, read)
 
     def _start_page_source(self, memory: list[PageObject]) -> bool:
-        """Starts what brings the memory that may arrive late, unless there is so little that it does not pay."""
+        """Starts what brings the memory that may arrive late, unless there is so little that it does not pay, or the
+        tree goes into namespaces that are made around it now."""
         context, paths = self._context, self._context.paths
+        if self._manifest.record.get("outside"):
+            return False
         mm_images = {found.image_id: context.scratch / f"mm-{found.image_id}.img" for found in memory}
         never = {name: images.never_late(path.read_bytes()) for name, path in mm_images.items() if path.exists()}
         tasks = lazy_tasks(memory, never)
@@ -191,6 +196,18 @@ class Resuming:
             report=paths.page_source(context.operation.id),
         )
         return True
+
+    def _make_shared_memory(self) -> Path:
+        """An empty /dev/shm: of namespaces that are made now, for a tree that had none of its own."""
+        context = self._context
+        if not self._manifest.record.get("outside"):
+            folder = context.scratch / "shm"
+            folder.mkdir()
+            private_mounts.tmpfs(folder, options="mode=1777")
+            return folder
+        folder = context.paths.session(context.session.id)
+        self._home = Home(folder, context.session.caller, context.scratch, session_python())
+        return self._home.shared_memory
 
     def _require_free_ports(self) -> None:
         taken = ports.taken((self._context.scratch / images.FILES).read_bytes())
@@ -209,6 +226,7 @@ class Resuming:
         with self._trusting():
             self._made.append(self._files)
             self._files.prepare(context.scratch)
+        places.guard(context.scratch, context.session.caller)
         extra = self._reattach()
         clear_exit_status(context.paths.session(context.session.id))
         self._restore = Restore(
@@ -221,20 +239,22 @@ class Resuming:
             pass_fds=self._inherited,
             note=context.note,
             place=self._place,
+            home=self._home,
         )
         pid = self._restore.start()
         started = procfs.start_time(pid)
         if started is None:
             raise NotFound("The restored session ended before it ran.")
-        self._files.check(pid)
-        affinity.bind(pid, self._manifest.record.get("affinities", {}))
+        self._files.check(self._restore.root)
+        affinity.bind(self._restore.root, self._manifest.record.get("affinities", {}))
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         if context.page_source.serves:
             with self._trusting():
                 context.page_source.ready(self._init)
         context.registry.check_lease(context.session.id, self._token)
-        context.registry.update_session(context.session.id, init=self._init, notes=tuple(self._files.notes))
+        notes = tuple(self._files.notes)
+        context.registry.update_session(context.session.id, init=self._init, outside=False, notes=notes)
 
     def _run(self) -> None:
         """The session runs from here on: its state says so at once, so that its relay goes to work."""
@@ -305,9 +325,16 @@ def _write_images(folder: Path, manifest: Manifest, read: Callable[..., None]) -
     content = memoryview(bytearray(stored.size))
     read(stored.ids(), content, stored.lengths)
     offset = 0
+    outside = bool(manifest.record.get("outside"))
     for name, size in names:
         if "/" in name or not name.endswith(".img"):
             raise IntegrityError(f"The checkpoint names an image {name!r}, which CRIU does not write.")
-        image = content[offset : offset + size]
-        (folder / name).write_bytes(images.rearm_timers(bytes(image)) if name == images.FILES else image)
+        image = bytes(content[offset : offset + size])
+        if name == images.FILES:
+            image = images.rearm_timers(image)
+        elif name.startswith(images.THREADS):
+            image = interrupted.made_again(image)
+        elif name == images.PROCESSES and outside:
+            image = images.with_own_session(image)
+        (folder / name).write_bytes(image)
         offset += size

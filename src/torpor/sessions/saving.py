@@ -9,11 +9,12 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, places, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
@@ -129,7 +130,8 @@ class Saving:
         pids = procfs.tree(self._init.pid)
         if not pids or procfs.start_time(self._init.pid) != self._init.start_time:
             raise Conflict(f"Session {context.session.name} has just ended by itself.")
-        found = preflight.objections(self._init.pid, context.session.terminal)
+        around = context.session.caller.namespaces if context.session.outside else None
+        found = preflight.objections(self._init.pid, context.session.terminal, around=around)
         if found:
             raise PreflightRefused(
                 "The session cannot be saved. " + " ".join(found),
@@ -169,8 +171,10 @@ class Saving:
             extra=terminals.dump_arguments(context.session),
             note=context.note,
             user=(context.session.uid, context.session.caller.gid),
+            outside=context.session.outside,
         )
         self._shared_memory = self._dump.stream()
+        places.require_helpers(context.scratch)
         self._files.frozen(pin=self._hibernate)
         self._watch.lap("transfer")
         if not self._hibernate:
@@ -219,9 +223,20 @@ class Saving:
         assert self._dump is not None
         self._dump.require_frozen()
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
-        self._dump.end_tree()
-        wait_gone(self._init)
+        others = self._others()
+        self._context.note(*others)  # these do not die with the first process, as they do in a namespace
+        self._dump.end_tree(others)
+        for process in (self._init, *others):
+            wait_gone(process)
+        if self._context.session.outside:
+            filetree.remove(Path("/dev/shm"), self._shared_memory.nodes)
         self._watch.seconds["freeze"] = round(time.monotonic() - self._freeze_started, 4)
+
+    def _others(self) -> list[ProcessId]:
+        """The processes beside the first one of an adopted tree that still runs where it was started."""
+        if not self._context.session.outside:
+            return []
+        return [ProcessId(*procfs.identify(pid), self._init.boot_id) for pid in procfs.tree(self._init.pid)[1:]]
 
     def _since_lap(self) -> float:
         self._watch.lap("commit")
@@ -286,6 +301,7 @@ class Saving:
             "scheduler": scheduler_environment(session.launch.env),
             "host": msgspec.to_builtins(compat.this_host(context.criu.version)),
             "held": self._held,
+            "outside": session.outside,
             "affinities": self._affinities,
             "files": self._files.record(),
             "page_size": PAGE,
