@@ -45,6 +45,7 @@ for start in range(0, size, 1 << 20):
 print(time.monotonic() - started)
 """
 PATIENCE = 120.0
+FILLED_WITHIN = 600.0  # random bytes come slowly
 EVERYWHERE = 4096  # touches every page
 HARDLY = 1 << 62  # touches one
 
@@ -55,8 +56,16 @@ class Memory:
     def __init__(self, stage: Stage, size: int) -> None:
         self._stage = stage
         self.session: Session = stage.start(SOURCE, str(size))
-        self.port = int(stage.wait_for_output(self.session, bool)[0])
+        self.port = self._filled()
         self.sum = self.answer()
+
+    def _filled(self) -> int:
+        """The port where it answers, once its memory is filled."""
+        deadline = time.monotonic() + FILLED_WITHIN
+        while not (said := self._stage.output(self.session)):
+            assert time.monotonic() < deadline, "the session does not fill its memory"
+            time.sleep(0.02)
+        return int(said[0])
 
     @property
     def pid(self) -> int:
