@@ -1,10 +1,14 @@
-"""The relay: what it adds to each message, and what it leaves of large output, against the same kernel without it."""
+"""The relay and its inner half: what they add to each message, what they leave of large output, and their memory.
+
+Beside the same kernel without Torpor, and beside a relay whose kernel speaks TCP and has no inner half.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import re
 import sys
 import time
 import uuid
@@ -24,12 +28,13 @@ from tests.installation import Installation  # the tests' own way to run a whole
 
 MB = 1_000_000
 PATIENCE = 120.0
-PROVISIONERS = {"relayed": "torpor", "direct": "local-provisioner"}
+INNER, TCP, DIRECT = "inner half", "relay only (tcp)", "direct"
+PROVISIONERS = {INNER: "torpor", TCP: "torpor", DIRECT: "local-provisioner"}
 JUPYTER_FOLDERS = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")
 
 
 @contextlib.contextmanager
-def an_agent() -> Iterator[None]:
+def an_agent() -> Iterator[Installation]:
     """A whole Torpor in a temporary folder that also holds Jupyter's files; nothing of it is left afterwards."""
     installation = Installation()
     os.environ["TORPOR_HOME"] = str(installation.home)
@@ -39,19 +44,21 @@ def an_agent() -> Iterator[None]:
         os.environ[name] = str(folder)
     try:
         installation.start()
-        yield
+        yield installation
     finally:
         with contextlib.redirect_stdout(io.StringIO()):  # what it logged
             installation.close()
 
 
 @contextlib.contextmanager
-def a_kernel(provisioner: str) -> Iterator[BlockingKernelClient]:
+def a_kernel(contender: str) -> Iterator[BlockingKernelClient]:
     """A client of a new ipykernel."""
-    os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = provisioner
+    os.environ["JUPYTER_DEFAULT_PROVISIONER_NAME"] = PROVISIONERS[contender]
     KernelProvisionerFactory.clear_instance()
     connection_file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"kernel-{uuid.uuid4()}.json"
     manager = KernelManager(kernel_name="python3", connection_file=str(connection_file))
+    if contender == TCP:
+        manager.kernel_spec.metadata["torpor"] = {"transport": "tcp"}
     manager.start_kernel()
     client = manager.blocking_client()
     client.start_channels()
@@ -107,22 +114,40 @@ def flood(client: BlockingKernelClient, megabytes: int) -> Sample:
     return {f"MB/s of output ({megabytes} MB)": megabytes / (time.monotonic() - started)}
 
 
+def memory(installation: Installation) -> Sample:
+    """The inner half's share of memory: what it has alone, and its part of what it has in common with others."""
+    for session in installation.client.sessions():
+        for pid in session["pids"]:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "torpor-inner":
+                facts = re.findall(r"^(Rss|Pss|Private_Dirty): +(\d+) kB", rollup(pid), re.MULTILINE)
+                return {f"MB {name}": int(size) * 1024 / MB for name, size in facts}
+    raise AssertionError("there is no inner half")
+
+
+def rollup(pid: int) -> str:
+    return Path(f"/proc/{pid}/smaps_rollup").read_text()
+
+
 def main() -> None:
     chosen = options(__doc__, messages=500, output=100, rounds=7)
-    report = Report("The relay between a client and its kernel")
-    with an_agent(), a_kernel(PROVISIONERS["relayed"]) as relayed, a_kernel(PROVISIONERS["direct"]) as direct:
-        kernels = {"relayed": relayed, "direct": direct}
+    report = Report("The relay between a client and its kernel, with and without an inner half")
+    with contextlib.ExitStack() as stack:
+        installation = stack.enter_context(an_agent())
+        kernels = {who: stack.enter_context(a_kernel(who)) for who in PROVISIONERS}
+        report.add("inner half", memory(installation))
         for measure, rounds in (
             (question, chosen.messages),
             (empty_cell, chosen.messages // 5),
             (partial(flood, megabytes=chosen.output), chosen.rounds),
         ):
             interleave(rounds, report, *((who, partial(measure, client)) for who, client in kernels.items()))
+        report.add("inner half, after all that", memory(installation))
     question_figure, flood_figure = "ms from request to reply", f"MB/s of output ({chosen.output} MB)"
-    added = report.median(f"relayed: {question_figure}") - report.median(f"direct: {question_figure}")
-    report.add("relay", {"ms added to each message (aim 0.5)": added / 2})
-    report.ratio("request to reply: relayed / direct", f"relayed: {question_figure}", f"direct: {question_figure}")
-    report.ratio("output: relayed / direct", f"relayed: {flood_figure}", f"direct: {flood_figure}")
+    for who in (INNER, TCP):
+        added = report.median(f"{who}: {question_figure}") - report.median(f"{DIRECT}: {question_figure}")
+        report.add(who, {"ms added to each message (aim 0.5)": added / 2})
+        for name, figure in (("request to reply", question_figure), ("output", flood_figure)):
+            report.ratio(f"{name}: {who} / direct", f"{who}: {figure}", f"{DIRECT}: {figure}")
     report.print(as_json=chosen.json)
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.installation import Installation, installations
+
+settings.register_profile("no-clocks", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no-clocks")  # how fast a machine is says nothing of what it computes
 
 
 @pytest.fixture

@@ -82,9 +82,9 @@ class Installation:
         environment = {"PATH": os.environ["PATH"]}
         return self.client.create_session(list(argv), cwd="/", env=environment, **facts)
 
-    def operate(self, ref: str, kind: str) -> dict[str, Any]:
+    def operate(self, ref: str, kind: str, *, if_idle: bool = False) -> dict[str, Any]:
         """Runs an operation to its end; its result."""
-        *_, result = self.client.operation(ref, kind)
+        *_, result = self.client.operation(ref, kind, if_idle=if_idle)
         return result
 
     def output(self, ref: str, stream: str = "out") -> str:
@@ -109,7 +109,7 @@ class Installation:
 
     def close(self) -> None:
         """Ends every process that was started here, and removes all files; a test that fails shows the logs."""
-        for log in ("agent.log", "state/keeper.log", "state/workers.log"):
+        for log in ("agent.log", "state/logs/keeper.log", "state/logs/workers.log"):
             if (self.home / log).exists():
                 print(f"--- {log}\n{(self.home / log).read_text()}")
         if self.agent is not None and self.agent.poll() is None:

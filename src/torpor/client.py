@@ -124,10 +124,13 @@ class Client:
 
     # Operations
 
-    def operation(self, ref: str, kind: str) -> Iterator[Json]:
+    def operation(self, ref: str, kind: str, *, if_idle: bool = False) -> Iterator[Json]:
         """Runs checkpoint, hibernate or resume. Yields progress events {"event": "progress", phase, done, total}, then
-        one {"event": "result", ...}; raises the operation's error. The operation goes on if nobody listens."""
-        yield from self._events("POST", _route(ref, kind), None)
+        one {"event": "result", ...}; raises the operation's error. The operation goes on if nobody listens.
+
+        `if_idle`: a kernel that is in the middle of anything is not hibernated (Conflict)."""
+        query = {"if_idle": 1} if if_idle else {}
+        yield from self._events("POST", _route(ref, kind, **query), None)
 
     def compatibility(self, ref: str) -> Json:
         """How a resume would go; nothing is changed. Keys `checkpoint`, `created`, `compatible`, `reasons`, `notes`
@@ -149,9 +152,12 @@ class Client:
         """What the relay knows of its kernel: execution_state, since, queued, waiting_for_input, last_message."""
         self._json("PUT", _route(ref, "kernel"), dict(kernel))
 
-    def quiesced(self, ref: str, version: int, ok: bool, reason: str = "") -> None:
-        """The relay's answer to state `hibernating` of this version: nothing is in flight, or a sentence why not."""
-        self._json("POST", _route(ref, "quiesced"), {"version": version, "ok": ok, "reason": reason})
+    def quiesced(self, ref: str, version: int, ok: bool, reason: str = "", *, lossless: bool = False) -> None:
+        """The relay's answer to state `hibernating` of this version: nothing is in flight, or a sentence why not.
+
+        `lossless`: what is in flight is saved with the session, so it may be hibernated all the same."""
+        answer = {"version": version, "ok": ok, "reason": reason, "lossless": lossless}
+        self._json("POST", _route(ref, "quiesced"), answer)
 
     def answered(self, ref: str, version: int) -> None:
         """The kernel has answered again after the resume that led to this version."""

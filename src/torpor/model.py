@@ -67,6 +67,7 @@ class Caller(msgspec.Struct, frozen=True):
     namespaces: dict[str, str] = {}  # mnt, user, pid, net, ipc, uts: link targets
     capabilities_bounding: int = 0
     nice: int = 0
+    oom_score_adj: int = 0
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -89,6 +90,7 @@ class Kernel(msgspec.Struct, frozen=True):
     waiting_for_input: bool = False
     last_message: float = 0.0  # last real message (not kernel_info, comm_info, reconnects)
     heard: float = 0.0  # when the relay last spoke
+    lossless: bool = False  # it has an inner half: what is under way is saved with it
 
 
 class Checkpoint(msgspec.Struct):
@@ -135,7 +137,9 @@ class Session(msgspec.Struct):
     quiesced_version: int = 0  # the `hibernating` version that the relay answered last
     quiesced_ok: bool = False  # its answer: nothing is in flight
     quiesced_reason: str = ""  # its sentence when something is
+    quiesced_lossless: bool = False  # what is in flight is saved with the session
     notes: tuple[str, ...] = ()  # what its owner should know of the last resume
+    lost: str | None = None  # the sentence on what the last resume lost, if it went back to an older checkpoint
     died: float | None = None  # when it ended without being saved; a resume then goes back to before that
     on_failure: str | None = None  # "resume" or "none"; None = what the policy says
     revived: float = 0.0  # when it was last brought back by itself after a failure
@@ -158,4 +162,5 @@ class Operation(msgspec.Struct):
     result: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     before: State = State.RUNNING  # the session's state when it started
+    if_idle: bool = False  # a kernel that is in the middle of something is left alone
     processes: tuple[ProcessId, ...] = ()  # CRIU and its half-restored tree: ended when the operation is undone

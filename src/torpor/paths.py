@@ -36,8 +36,13 @@ class Paths:
 
     @property
     def database(self) -> Path:
-        """SQLite: sessions, checkpoints, operations."""
-        return self.state / "torpor.db"
+        """SQLite: sessions, checkpoints, operations. Its folder is root's alone, so that nobody sees it grow."""
+        return self.state / "registry" / "torpor.db"
+
+    @property
+    def logs(self) -> Path:
+        """What keeper, workers and CRIU had to say (root only)."""
+        return self.state / "logs"
 
     @property
     def store(self) -> Path:

@@ -150,6 +150,16 @@ def test_what_is_no_program(agent: Installation, start: Start) -> None:
             agent.client.adopt(pid)
 
 
+def test_who_works_in_a_deleted_folder(agent: Installation, start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    program = start("sh", "-c", 'cd "$0" && exec sleep 1000', str(folder))
+    eventually(lambda: os.readlink(f"/proc/{program.pid}/cwd"), str(folder).__eq__)
+    folder.rmdir()
+    with pytest.raises(PreflightRefused, match="works in a folder that was deleted"):
+        agent.client.adopt(program.pid)
+
+
 def test_what_is_in_a_session_already(agent: Installation, start: Start) -> None:
     program = start("sh", "-c", "sleep 1000; true")
     session = agent.client.adopt(program.pid, name="mine")

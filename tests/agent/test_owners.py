@@ -4,67 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.agent.people import ASK, GID, GROUP, UID, Somebody
 from tests.installation import PATIENCE, PYTHON, Installation
-
-import torpor
-
-UID, GID, GROUP = 54321, 54322, 54323
-
-ASK = """
-import json, sys
-from torpor.client import Client
-from torpor.errors import TorporError
-method, arguments = json.loads(sys.argv[1])
-try:
-    answer = getattr(Client(), method)(**arguments)
-    print(json.dumps(list(answer) if hasattr(answer, "__next__") else answer))
-except TorporError as error:
-    print(json.dumps(error.as_dict()))
-"""
-
-
-class Somebody:
-    """A user who has neither a name nor rights; they use the client as it is shipped, with the system's Python."""
-
-    def __init__(self, agent: Installation) -> None:
-        self.agent = agent
-        self.library = agent.home / "lib"
-        package = Path(torpor.__file__).parent
-        (self.library / "torpor").mkdir(parents=True)
-        for module in ("__init__", "errors", "paths", "client"):
-            shutil.copy(package / f"{module}.py", self.library / "torpor")
-        for entry in (self.library, *self.library.rglob("*")):
-            entry.chmod(0o755)
-
-    def run(self, *command: str, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """Runs a command as this user, with one supplementary group."""
-        identity = ("setpriv", f"--reuid={UID}", f"--regid={GID}", f"--groups={GROUP}")
-        environment = {"PATH": os.environ["PATH"], "TORPOR_HOME": str(self.agent.home), "PYTHONPATH": str(self.library)}
-        return subprocess.run(
-            [*wrapper, *identity, *command],
-            env=environment,
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
-
-    def ask(self, method: str, *, wrapper: tuple[str, ...] = (), **arguments: Any) -> Any:
-        """Calls the client; the answer, or the error as it crosses the wire."""
-        done = self.run(PYTHON, "-S", "-c", ASK, json.dumps([method, arguments]), wrapper=wrapper)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def start(self, *argv: str, **facts: Any) -> Any:
-        """Starts a detached session."""
-        return self.ask("create_session", argv=list(argv), cwd="/", env={"PATH": os.environ["PATH"]}, **facts)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.idle.strategies import NOW, ages, facts, kernels, moments, policies
+from tests.idle.strategies import NOW, ages, facts, kernels, moments, policies, terminals
 
 from torpor.idle.facts import CpuSample, Facts, TerminalUse
 from torpor.idle.policy import Policy
@@ -63,11 +63,12 @@ def test_a_kernel_that_was_not_thought_of_never_makes_it_idle(known: Facts, poli
     less_idle_or_same(msgspec.structs.replace(command, kind="kernel", kernel=kernel), command, policy)
 
 
-@given(facts, policies, ages)
-def test_a_key_typed_at_its_terminal_never_makes_it_idle(known: Facts, policy: Policy, age: float) -> None:
-    assume(known.has_terminal and known.terminal is not None)
-    assert known.terminal is not None
-    used = TerminalUse(last_use=max(NOW - age, known.terminal.last_use), read=known.terminal.read)
+@given(facts, terminals, policies, ages)
+def test_a_key_typed_at_its_terminal_never_makes_it_idle(
+    known: Facts, terminal: TerminalUse, policy: Policy, age: float
+) -> None:
+    known = msgspec.structs.replace(known, has_terminal=True, terminal=terminal)
+    used = TerminalUse(last_use=max(NOW - age, terminal.last_use), read=terminal.read)
     less_idle_or_same(msgspec.structs.replace(known, terminal=used), known, policy)
 
 

@@ -60,10 +60,17 @@ class Kernel:
         self.client = self.connect()
         return self.client
 
+    def connect_early(self) -> BlockingKernelClient:
+        """Starts the kernel; the answer is a client that has not waited for it."""
+        self.manager.start_kernel()
+        self.client = self.connect(wait=False)
+        return self.client
+
     def connect(self, *, wait: bool = True) -> BlockingKernelClient:
         """A client with a session id of its own; two of one manager's are one to a kernel."""
         client = BlockingKernelClient(connection_file=self.manager.connection_file)
         client.load_connection_file()
+        client.hb_channel.time_to_dead = 10.0  # a machine that is busy with other tests is no dead kernel
         client.start_channels()
         self._clients.append(client)
         if wait:
@@ -91,6 +98,16 @@ def installation(home: Path, shared_agent: Installation, monkeypatch: pytest.Mon
     """The real agent, shared by the tests of a file; kernels that are started find it."""
     monkeypatch.setenv("TORPOR_HOME", str(shared_agent.home))
     return shared_agent
+
+
+@pytest.fixture
+def tcp_kernel(installation: Installation, torpor_by_default: None) -> Iterator[Kernel]:
+    """A kernel whose kernelspec says that it knows nothing but TCP."""
+    kernel = Kernel()
+    kernel.manager.kernel_spec.metadata["torpor"] = {"transport": "tcp"}
+    kernel.start()
+    yield kernel
+    kernel.close()
 
 
 @pytest.fixture

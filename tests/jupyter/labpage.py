@@ -120,6 +120,10 @@ class NotebookPage:
         self.page.wait(f"{_cell(cell)}.contains(document.activeElement)")
         self.page.press("End", CONTROL)
 
+    def source(self, cell: int) -> str:
+        """The code in a cell."""
+        return str(self.page.evaluate(f"{_cell(cell)}.querySelector('.cm-content').textContent") or "")
+
     def output(self, cell: int) -> str:
         """All that a cell's output area shows."""
         find = f"[...{_cell(cell)}.querySelectorAll('.jp-OutputArea-output')].map(one => one.textContent).join('')"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socketserver
 import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,20 @@ class StandInSession:
     quiesced: dict[str, Any] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+
+    @property
+    def socket_folders(self) -> list[Path]:
+        """Where an inner half that was killed left the kernel's sockets; a real session has a /dev/shm of its own."""
+        inner = Path(str(self.process.args[3])) if len(self.process.args) > 3 else Path()
+        return [Path(inner.read_text().split("\n")[3]).parent] if inner.name == "inner" and inner.exists() else []
+
+    def signal_all(self, signum: int) -> None:
+        """Signals all processes of the session, as if it were frozen, thawed or ended."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getsid(int(entry.name)) == self.process.pid:
+                        os.kill(int(entry.name), signum)
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("id", "state", "version", "lease", "exit_status")}
@@ -75,9 +91,10 @@ class StandInAgent:
 
     def stop(self) -> None:
         for session in self.sessions.values():
-            if session.process.poll() is None:
-                os.killpg(session.process.pid, signal.SIGKILL)
+            session.signal_all(signal.SIGKILL)
             session.process.wait()
+            for folder in session.socket_folders:
+                shutil.rmtree(folder, ignore_errors=True)
         self.go_away()
 
     @property
@@ -89,16 +106,16 @@ class StandInAgent:
     def newest(self) -> StandInSession:
         return list(self.sessions.values())[-1]
 
-    def hibernate(self, session: StandInSession) -> None:
+    def hibernate(self, session: StandInSession, *, if_idle: bool = False) -> None:
         """Asks the relay, then stops the process. Raises Conflict with the relay's sentence when it says no."""
         with self.changed:
             self._set(session, "hibernating")
             version = session.version
             assert self.changed.wait_for(lambda: session.quiesced.get("version") == version, 15), "relay is silent"
-            if not session.quiesced["ok"]:
+            if not session.quiesced["ok"] and (if_idle or not session.quiesced["lossless"]):
                 self._set(session, "running")
                 raise Conflict(session.quiesced["reason"])
-            os.killpg(session.process.pid, signal.SIGSTOP)
+            session.signal_all(signal.SIGSTOP)
             self._set(session, "hibernated")
 
     def wait_for(self, session: StandInSession, state: str) -> None:
@@ -133,14 +150,13 @@ class StandInAgent:
             if self.resume_error:
                 self._set(session, "hibernated")
                 raise self.resume_error
-            os.killpg(session.process.pid, signal.SIGCONT)
+            session.signal_all(signal.SIGCONT)
             session.lease += 1
             self._set(session, "running")
 
     def end(self, session: StandInSession) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(session.process.pid, signal.SIGTERM)
-            os.killpg(session.process.pid, signal.SIGCONT)
+        session.signal_all(signal.SIGTERM)
+        session.signal_all(signal.SIGCONT)
         self.wait_for(session, "ended")
 
     def _wait(self, session: StandInSession) -> None:
@@ -202,7 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "resume":
                 return self._operate(self.agent.resume, session)
             case "hibernate":
-                return self._operate(self.agent.hibernate, session)
+                if_idle = urlsplit(self.path).query == "if_idle=1"
+                return self._operate(partial(self.agent.hibernate, if_idle=if_idle), session)
             case "quiesced":
                 self._note(session, quiesced=body)
             case "answered":
@@ -212,6 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
             case "end":
                 self.agent.end(session)
         return self._answer({})
+
+    def do_DELETE(self) -> None:
+        session = self.agent.sessions.pop(urlsplit(self.path).path.split("/")[3])
+        self._answer({"id": session.id, "bytes_freed": 0})
 
     def do_PUT(self) -> None:
         session = self.agent.sessions[urlsplit(self.path).path.split("/")[3]]

@@ -20,6 +20,7 @@ import pexpect
 import pytest
 import websocket
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 from tests.installation import eventually
 from tests.jupyter.standin import StandInAgent
 
@@ -47,6 +48,18 @@ def test_nbclient_runs_a_notebook_across_a_sleep(agent: StandInAgent) -> None:
     assert notebook.cells[1].outputs[0]["text"] == "21\n"
     assert notebook.cells[2].outputs[0]["data"]["text/plain"] == "42"
     agent.wait_for(agent.only, "ended")
+
+
+@pytest.mark.usefixtures("torpor_by_default")
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_nbclient_notices_a_kernel_that_dies(agent: StandInAgent, transport: str) -> None:
+    dying = nbformat.v4.new_code_cell("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)")
+    notebook = nbformat.v4.new_notebook(cells=[dying])
+    client = NotebookClient(notebook, kernel_name="python3", timeout=PATIENCE, allow_errors=True)
+    client.create_kernel_manager().kernel_spec.metadata["torpor"] = {"transport": transport}
+    with pytest.raises(DeadKernelError):
+        client.execute()
+    assert dying.outputs == []
 
 
 @pytest.mark.usefixtures("torpor_by_default")

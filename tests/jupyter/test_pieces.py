@@ -62,6 +62,19 @@ def test_signatures_are_those_of_jupyter_client() -> None:
         Signer(KEY, "md-nonsense")
 
 
+def test_a_message_that_may_have_come_before_is_not_refused() -> None:
+    client = Session(key=KEY)
+    session = Session(key=KEY)
+    sent = [*session.serialize(session.msg("stream", {"text": "x"}), ident=[b"topic"]), b"a buffer"]
+    parsed = Message.parse([zmq.Frame(frame) for frame in sent])
+    assert parsed is not None
+    repeated = [frame.bytes for frame in Author(Signer(KEY, "hmac-sha256")).again(parsed)]
+    for frames in (sent, repeated):
+        identities, rest = client.feed_identities(frames)
+        message = client.deserialize(rest)
+        assert (identities, message["content"], message["buffers"]) == ([b"topic"], {"text": "x"}, [b"a buffer"])
+
+
 def test_without_a_key_nothing_is_signed() -> None:
     signer = Signer(b"", "hmac-sha256")
     assert Author(signer).compose("status", {})[1] == b""

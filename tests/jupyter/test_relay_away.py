@@ -224,21 +224,21 @@ def test_unsigned_messages_do_not_wake(asleep: Kernel, agent: StandInAgent) -> N
     assert run(asleep.client, "x").result == "41"
 
 
-def test_a_busy_kernel_is_not_hibernated(kernel: Kernel, agent: StandInAgent) -> None:
+def test_a_busy_kernel_is_not_hibernated_where_only_an_idle_one_shall_be(kernel: Kernel, agent: StandInAgent) -> None:
     request = kernel.client.execute("print('started', flush=True)\nimport time\ntime.sleep(2)\n'ended'")
     while kernel.client.get_iopub_msg(timeout=10)["msg_type"] != "stream":
         pass
     with pytest.raises(Conflict, match="busy"):
-        agent.hibernate(agent.only)
+        agent.hibernate(agent.only, if_idle=True)
     assert collect(kernel.client, request).result == "'ended'"
     agent.hibernate(agent.only)
 
 
-def test_a_kernel_that_waits_for_input_is_not_hibernated(kernel: Kernel, agent: StandInAgent) -> None:
+def test_a_kernel_that_waits_for_input_is_not_idle(kernel: Kernel, agent: StandInAgent) -> None:
     request = kernel.client.execute("input()", allow_stdin=True)
     kernel.client.get_stdin_msg(timeout=10)
     with pytest.raises(Conflict, match="input"):
-        agent.hibernate(agent.only)
+        agent.hibernate(agent.only, if_idle=True)
     kernel.client.input("x")
     assert collect(kernel.client, request).result == "'x'"
 
@@ -301,17 +301,37 @@ def test_a_relay_that_takes_over_knows_that_the_kernel_is_busy(kernel: Kernel, a
         assert agent.changed.wait_for(lambda: agent.only.reports[-1]["execution_state"] == "idle", 20)
 
 
-def test_the_inner_connection_is_private_and_apart(kernel: Kernel, agent: StandInAgent) -> None:
-    (path,) = agent.home.glob("jupyter_runtime_dir/*.torpor/kernel.json")
+def test_the_way_to_the_inner_half_is_private_and_apart(kernel: Kernel, agent: StandInAgent) -> None:
+    (path,) = agent.home.glob("jupyter_runtime_dir/*.torpor/inner")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
+    ip, port, _secret, prefix, *_ = path.read_text().split("\n")
+    assert is_apart(kernel, ip, int(port))
+    told = json.loads(path.with_name("kernel.json").read_text())
+    assert (told["transport"], told["ip"]) == ("ipc", prefix)
+    assert told["key"] == kernel.manager.session.key.decode()
+
+
+def test_the_inner_connection_of_a_tcp_kernel_is_private_and_apart(
+    agent: StandInAgent, torpor_by_default: None
+) -> None:
+    kernel = Kernel()
+    kernel.manager.kernel_spec.metadata["torpor"] = {"transport": "tcp"}
+    kernel.start()
+    (path,) = agent.home.glob("jupyter_runtime_dir/*.torpor/kernel.json")
+    assert path.stat().st_mode & 0o777 == 0o600
     inner = json.loads(path.read_text())
-    assert inner["ip"].startswith("127.")
-    assert inner["ip"] != kernel.manager.ip
     assert inner["key"] == kernel.manager.session.key.decode()
+    for channel in ("shell", "iopub", "stdin", "control", "hb"):
+        assert is_apart(kernel, inner["ip"], inner[f"{channel}_port"])
+    kernel.close()
+
+
+def is_apart(kernel: Kernel, ip: str, port: int) -> bool:
+    """Whether this is a loopback address of its own, on a port that nobody is given by chance."""
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         lowest = int(file.read().split()[0])
-    assert all(inner[f"{channel}_port"] < lowest for channel in ("shell", "iopub", "stdin", "control", "hb"))
+    return ip.startswith("127.") and ip != kernel.manager.ip and port < lowest
 
 
 def test_the_kernels_environment_names_no_parent(kernel: Kernel) -> None:

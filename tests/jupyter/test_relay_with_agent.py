@@ -43,7 +43,7 @@ def save(installation: Installation, session: str) -> None:
 
     def is_saved() -> bool:
         try:
-            installation.operate(session, "hibernate")
+            installation.operate(session, "hibernate", if_idle=True)
         except Conflict:
             return False
         return True

@@ -106,5 +106,6 @@ def test_the_keeper_is_killed(stage: Stage, kind: OperationKind, step: str) -> N
     stage.kill_keeper()
     worker.go_on()
     worker.wait()
-    assert stage.registry.operation(worker.operation.id).outcome == "completed"
+    operation = stage.registry.operation(worker.operation.id)
+    assert (operation.outcome, operation.error) == ("completed", None)
     assert_whole(stage, session)

@@ -107,7 +107,7 @@ def _identified(pid: int) -> ProcessId:
 
 
 def _check_owner(pid: int, uid: int) -> None:
-    owners = procfs.uids(pid)
+    owners = set(procfs.uids(pid))
     if uid != 0 and owners != {uid}:
         raise NotPermitted(f"Process {pid} is not yours.", safe="Nothing was touched.")
 

@@ -1,24 +1,46 @@
-"""Who asks for a session, and whether what they live in can be reproduced for it."""
+"""Callers who want a session: what it takes over from them, and whether they can have one like themselves.
+
+Only what a caller has may a session get. Where that cannot be reproduced, it is not started.
+"""
 
 from __future__ import annotations
 
 import os
 
 from torpor.engine import procfs
-from torpor.errors import Incompatible
+from torpor.errors import Incompatible, NotFound, NotPermitted
 from torpor.model import Caller
 
 # Sessions share these with the node; the others they get anew.
-SHARED_NAMESPACES = {"user": "user", "mnt": "mount", "pid": "process", "net": "network"}
+SHARED_NAMESPACES = {"user": "user", "mnt": "mount", "pid": "process", "net": "network", "uts": "host name"}
 
 
-def facts(pid: int, uid: int, gid: int) -> Caller:
-    """What a session takes over from the process that connected.
+def facts(pid: int, start_time: int, uid: int, gid: int, groups: tuple[int, ...]) -> Caller:
+    """What a session takes over from the process that connected, named by its credentials at that moment.
 
-    Raises Incompatible, with the reason, when that process lives in a container or chroot of its own; NotFound and
-    NotPermitted when it is not there any more.
+    Raises Incompatible, with the reason, when that process lives in a container or chroot of its own, or under a
+    filter; NotFound and NotPermitted when it is not there any more.
     """
-    caller = procfs.caller_facts(pid, uid, gid)
+    caller = procfs.caller_facts(pid, uid, gid, groups)
+    _require_shared_namespaces(caller)
+    if not _same_root(pid):
+        raise Incompatible(
+            "The caller lives in a changed root folder (chroot), and a session started for it would not.",
+            safe="Nothing was started.",
+            hint="Run the command outside of it.",
+        )
+    held = procfs.confinement(pid)
+    if held:
+        raise Incompatible(
+            f"The caller is held back by {' and '.join(held)}, and a session started for it would not be.",
+            safe="Nothing was started.",
+            hint="Run the command outside of it.",
+        )
+    _require_same_process(pid, start_time)  # last: what was read above is then of the process that connected
+    return caller
+
+
+def _require_shared_namespaces(caller: Caller) -> None:
     own = procfs.namespaces(os.getpid())
     foreign = [word for name, word in SHARED_NAMESPACES.items() if caller.namespaces.get(name) != own.get(name)]
     if foreign:
@@ -28,13 +50,6 @@ def facts(pid: int, uid: int, gid: int) -> Caller:
             safe="Nothing was started.",
             hint="Start the agent inside the same container, or run the command outside of it.",
         )
-    if not _same_root(pid):
-        raise Incompatible(
-            "The caller lives in a changed root folder (chroot), and a session started for it would not.",
-            safe="Nothing was started.",
-            hint="Run the command outside of it.",
-        )
-    return caller
 
 
 def _same_root(pid: int) -> bool:
@@ -42,3 +57,11 @@ def _same_root(pid: int) -> bool:
         return os.path.samestat(os.stat(f"/proc/{pid}/root"), os.stat("/"))
     except OSError:
         return False  # it ended meanwhile: nobody to start anything for
+
+
+def _require_same_process(pid: int, start_time: int) -> None:
+    now = procfs.start_time(pid)
+    if not start_time or now is None:
+        raise NotFound(f"Process {pid}, which asked, has ended.", hint="Run the command again.")
+    if now != start_time:
+        raise NotPermitted(f"Process {pid} is not the one that connected.", hint="Run the command again.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import sqlite3
 from pathlib import Path
 
-from torpor.errors import IntegrityError, SetupError
+from torpor.errors import Conflict, IntegrityError, SetupError
 from torpor.paths import Paths
 
 KEY_BYTES = 32
@@ -18,12 +20,15 @@ LISTED = 0o755
 
 
 def prepare(paths: Paths) -> None:
-    """Creates every folder with its mode, or corrects the mode. Raises SetupError when that is not possible."""
+    """Creates every folder with its mode, or corrects the mode. Raises SetupError when that is not possible, Conflict
+    when an earlier version still works in them."""
     folders = {
         paths.run: LISTED,
         paths.state: TRAVERSED,
         paths.state / "sessions": TRAVERSED,
-        paths.state / "logs": PRIVATE,
+        paths.logs: PRIVATE,
+        paths.database.parent: PRIVATE,
+        paths.scratch: PRIVATE,
         paths.state / "pins": PRIVATE,
         paths.site_key.parent: PRIVATE,
     }
@@ -31,7 +36,8 @@ def prepare(paths: Paths) -> None:
         for folder, mode in folders.items():
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(mode)
-    except OSError as error:
+        move_registry(paths.state / "torpor.db", paths.database)
+    except (OSError, sqlite3.Error) as error:
         message = f"The folders of Torpor cannot be prepared: {error}."
         raise SetupError(message, hint="Run the agent as root.") from error
 
@@ -49,6 +55,21 @@ def site_key(paths: Paths) -> bytes:
             hint="Restore it from your backup: checkpoints made with the right key cannot be read without it.",
         )
     return key
+
+
+def move_registry(earlier: Path, now: Path) -> None:
+    """Earlier versions had it where everybody saw its size. Raises Conflict while one of their workers uses it."""
+    if not earlier.exists() or now.exists():
+        return
+    with contextlib.closing(sqlite3.connect(earlier)) as registry:
+        registry.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    if earlier.with_name(f"{earlier.name}-wal").exists():
+        raise Conflict(
+            f"An operation that an earlier version of Torpor began still uses {earlier}.",
+            safe="It goes on.",
+            hint="Start the agent again when it has ended.",
+        )
+    earlier.rename(now)
 
 
 def _create_key(path: Path) -> None:

@@ -47,7 +47,7 @@ class Node:
         self.lifecycle = Lifecycle(paths, self.registry, self.keeper, self.board, self.operations, self.name)
         self.timer = Timer(self.registry, self.board, self.operations, self.policy)
         self.operations.settle = self.lifecycle.settle
-        self.revival = Revival(self.registry, self.operations, self.policy)
+        self.revival = Revival(self.registry, self.board, self.operations, self.policy)
         self.lifecycle.failed = self.revival.consider
 
     async def start(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from torpor.agent.board import Board
 from torpor.agent.keeper_link import KeeperLink
-from torpor.agent.running import Running, find_worker, follow_worker
+from torpor.agent.running import Running, find_worker, follow_worker, worker_command
+from torpor.agent.turns import Turns
 from torpor.errors import Conflict, TorporError
 from torpor.model import Checkpoint, InputOutput, Operation, OperationKind, ProcessId, Session, State
 from torpor.paths import Paths
@@ -21,6 +21,7 @@ from torpor.sessions.registry import STARTS, Registry
 
 logger = logging.getLogger(__name__)
 
+SAVES_AT_ONCE, RESUMES_AT_ONCE = 4, 8  # of one user's sessions
 RECOVERY_DELAYS = (0.0, 1.0, 5.0, 30.0)  # seconds before each attempt; the last one is repeated for ever
 
 
@@ -35,6 +36,7 @@ class Operations:
         self.settle: Callable[[str], None] = lambda _: None  # what looks at a session after each end
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._saves, self._resumes = Turns(SAVES_AT_ONCE), Turns(RESUMES_AT_ONCE)
 
     def of(self, session_id: str) -> Running | None:
         """The operation of this session that is in progress."""
@@ -45,18 +47,21 @@ class Operations:
         last = self.registry.last_operation(session_id)
         return last is not None and last.ended is None
 
-    def begin(self, session: Session, kind: OperationKind) -> Running:
-        """Starts an operation. Raises Conflict when one is in progress or the session's state forbids it."""
+    def begin(self, session: Session, kind: OperationKind, *, if_idle: bool = False) -> Running:
+        """Starts an operation. Raises Conflict when one is in progress or the session's state forbids it.
+
+        `if_idle`: a kernel that is in the middle of anything is not hibernated.
+        """
         if kind is OperationKind.HIBERNATE:
-            self._refuse_busy_kernel(session)
+            self._refuse_busy_kernel(session, if_idle=if_idle)
         if session.kind == "kernel":
             self.registry.update_session(session.id, relay_heard=self.board.relay_heard(session))
         checkpoint = self._to_resume_from(session).id if kind is OperationKind.RESUME else None
         steps = planner.steps(kind, session)
-        operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint)
+        operation = self.registry.begin_operation(session.id, kind, steps, checkpoint=checkpoint, if_idle=if_idle)
         self.board.notify(session.id)
         running = self._running[session.id] = Running(operation)
-        self._background(self._carry_out(running))
+        self._background(self._in_turn(running, session.uid))
         return running
 
     async def resume(self, session: Session) -> Running | None:
@@ -93,9 +98,9 @@ class Operations:
         self._background(self._see_through(running, worker, None))
         return running
 
-    def _refuse_busy_kernel(self, session: Session) -> None:
+    def _refuse_busy_kernel(self, session: Session, *, if_idle: bool) -> None:
         kernel = self.board.kernel(session)
-        if session.kind != "kernel" or kernel is None:
+        if session.kind != "kernel" or kernel is None or (kernel.lossless and not if_idle):
             return
         reason = None
         if kernel.waiting_for_input:
@@ -105,8 +110,9 @@ class Operations:
         elif kernel.queued:
             reason = f"{kernel.queued} of its requests are not answered yet"
         if reason:
+            only = "" if kernel.lossless else " This kernel speaks TCP only: it is saved at quiet moments."
             raise Conflict(
-                f"Session {session.name} is not hibernated: {reason}.",
+                f"Session {session.name} is not hibernated: {reason}.{only}",
                 safe="Nothing was changed.",
                 hint="Ask again when the cell has ended, or interrupt it.",
             )
@@ -131,6 +137,12 @@ class Operations:
             hint=f"Look at: torpor checkpoints {session.name}",
         )
 
+    async def _in_turn(self, running: Running, uid: int) -> None:
+        """Many sessions of one user that fall idle together must not take all of the node's memory and cores."""
+        turns = self._resumes if running.operation.kind is OperationKind.RESUME else self._saves
+        async with turns.turn(uid):
+            await self._carry_out(running)
+
     async def _carry_out(self, running: Running) -> None:
         operation = running.operation
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -154,9 +166,9 @@ class Operations:
         home = os.environ.get("TORPOR_HOME")
         if home:
             environment["TORPOR_HOME"] = os.path.abspath(home)
-        log = os.open(self.paths.state / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(self.paths.logs / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            argv = [sys.executable, "-m", "torpor.sessions.worker", operation.id]
+            argv = worker_command(operation.id)
             return await self.keeper.spawn(f"{operation.kind}-{operation.id}", argv, environment, output, log)
         finally:
             os.close(log)

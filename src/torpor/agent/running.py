@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from torpor.engine import procfs
+from torpor.errors import NotFound
 from torpor.model import Operation, ProcessId
 
 logger = logging.getLogger(__name__)
@@ -100,20 +102,30 @@ async def follow_worker(worker: ProcessId, output: int | None, tell: Callable[[d
             lines.close()
 
 
+def worker_command(operation_id: str) -> list[str]:
+    """What the worker of an operation is started with."""
+    return [sys.executable, "-m", "torpor.sessions.worker", operation_id]
+
+
 def find_worker(operation_id: str) -> ProcessId | None:
-    """The live worker of an operation whose journal does not name it: the agent died between start and note."""
+    """The live worker of an operation whose journal does not name it: the agent died between start and note.
+
+    Anybody may write such a command line; only root's own processes count, and set-user-id programs are not that.
+    """
+    expected = [*worker_command(operation_id)[1:], ""]
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
             continue
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
-                arguments = file.read().split(b"\0")
-        except OSError:
+                arguments = os.fsdecode(file.read()).split("\0")
+            if arguments[1:] != expected or set(procfs.uids(int(entry))) != {os.geteuid()}:
+                continue
+        except (OSError, NotFound):
             continue  # ended meanwhile
-        if b"torpor.sessions.worker" in arguments and operation_id.encode() in arguments:
-            start_time = procfs.start_time(int(entry))
-            if start_time is not None:
-                return ProcessId(int(entry), start_time, procfs.boot_id())
+        start_time = procfs.start_time(int(entry))
+        if start_time is not None:
+            return ProcessId(int(entry), start_time, procfs.boot_id())
     return None
 
 

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
+from torpor import logs
 from torpor.agent import folders
 from torpor.agent.node import Node
 from torpor.agent.reconcile import reconcile
@@ -43,9 +43,7 @@ def serve(log_level: str) -> int:
         raise NotPermitted(
             "The agent starts sessions for every user, and needs root for that.", hint="Run it with sudo."
         )
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(log_level)
     paths = from_environment()
     os.umask(0o077)
     folders.prepare(paths)

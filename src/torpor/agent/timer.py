@@ -94,7 +94,7 @@ class Timer:
     async def _hibernate(self, session: Session) -> None:
         self._flush(session, lag=0.0)
         try:
-            ended = await self.operations.begin(session, OperationKind.HIBERNATE).ended()
+            ended = await self.operations.begin(session, OperationKind.HIBERNATE, if_idle=True).ended()
         except TorporError as error:
             logger.warning("Session %s was not hibernated: %s", session.name, error)
             self._refused[session.id] = time.time()

@@ -29,25 +29,26 @@ async def operate(request: Request) -> Response:
 
     Raises Conflict when another operation is in progress, except that a resume waits for a hibernation.
     """
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     kind = OperationKind(request.url.path.rpartition("/")[2])
     if kind is OperationKind.RESUME:
         waits = session.state in (State.HIBERNATING, State.RESUMING)
         if not waits and (running := await node.operations.resume(session)) is not None:
             return _lines(running.events())
         return _lines(_resumed(node, session))
-    return _lines(node.operations.begin(session, kind).events())
+    if_idle = request.query_params.get("if_idle", "0") == "1"
+    return _lines(node.operations.begin(session, kind, if_idle=if_idle).events())
 
 
 async def compatibility(request: Request) -> Response:
     """How a resume would go, and nothing is changed."""
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     return JSONResponse(await asyncio.to_thread(node.operations.rehearsal(session)))
 
 
 async def checkpoints(request: Request) -> Response:
     """A session's checkpoints, newest first."""
-    node, session = node_of(request), session_of(request)
+    node, session = node_of(request), session_of(request, admins=True)
     return JSONResponse([checkpoint_view(one) for one in node.registry.checkpoints(session.id)])
 
 

@@ -32,6 +32,7 @@ async def quiesced(request: Request) -> Response:
         quiesced_version=answer.version,
         quiesced_ok=answer.ok,
         quiesced_reason=answer.reason,
+        quiesced_lossless=answer.lossless,
         relay_heard=time.time(),
     )
     return JSONResponse({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from pathlib import PurePosixPath
@@ -10,10 +11,14 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
+from torpor.agent.turns import Turns
 from torpor.errors import UsageError
 from torpor.model import InputOutput, Kernel
 
-BODY_LIMIT = 4 << 20  # bytes; an environment may be large
+BODY_LIMIT = 64 << 10  # bytes
+LARGE_BODY_LIMIT = 4 << 20  # bytes of a new session; an environment may be large
+LARGE_AT_ONCE = 4  # bodies, and answers, of one user
+ARRIVES_WITHIN = 30.0  # seconds
 DRAINED_LIMIT = 64 << 20  # bytes that are read on and thrown away, so that a caller who sent too much hears so
 ARGUMENTS_LIMIT = 2 << 20  # bytes of argv and env together: what the kernel takes at most
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -71,6 +76,7 @@ class KernelReport(msgspec.Struct, forbid_unknown_fields=True):
     queued: int = 0
     waiting_for_input: bool = False
     last_message: float = 0.0
+    lossless: bool = False
 
     def as_heard(self, heard: float) -> Kernel:
         """The report as the model keeps it."""
@@ -80,6 +86,7 @@ class KernelReport(msgspec.Struct, forbid_unknown_fields=True):
             queued=self.queued,
             waiting_for_input=self.waiting_for_input,
             last_message=self.last_message,
+            lossless=self.lossless,
             heard=heard,
         )
 
@@ -90,6 +97,7 @@ class Quiesced(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     ok: bool
     reason: str = ""
+    lossless: bool = False
 
 
 class Answered(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,20 +113,38 @@ class Verify(msgspec.Struct, forbid_unknown_fields=True):
 
 
 Body = TypeVar("Body")
+_large = Turns(LARGE_AT_ONCE)
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
     """The request's JSON body. Raises UsageError when it is too large or not of this kind."""
+    return await _body(request, kind, BODY_LIMIT)
+
+
+async def large_body_of(request: Request, kind: type[Body], uid: int) -> Body:
+    """As `body_of`; a user sends only a few of these at once, and the others of theirs wait.
+
+    Raises UsageError also when it does not arrive in time.
+    """
+    async with _large.turn(uid):
+        try:
+            async with asyncio.timeout(ARRIVES_WITHIN):
+                return await _body(request, kind, LARGE_BODY_LIMIT)
+        except TimeoutError as error:
+            raise UsageError(f"The request did not arrive within {ARRIVES_WITHIN:.0f} seconds.") from error
+
+
+async def _body(request: Request, kind: type[Body], limit: int) -> Body:
     content = bytearray()
     received = 0
     async for piece in request.stream():
         received += len(piece)
-        if received <= BODY_LIMIT:
+        if received <= limit:
             content += piece
         elif received > DRAINED_LIMIT:
             break
-    if received > BODY_LIMIT:
-        raise UsageError(f"The request is larger than {BODY_LIMIT >> 20} MiB.")
+    if received > limit:
+        raise UsageError(f"The request is larger than {limit >> 10} KiB.")
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -14,13 +14,18 @@ from torpor.engine import procfs
 from torpor.model import Checkpoint, OperationKind, Session, State
 
 
-def session_view(node: Node, session: Session, *, full: bool = False) -> dict[str, Any]:
-    """All of a session's record, and what is seen of it now; `full`: its checkpoints whole instead of their ids."""
+def session_view(node: Node, session: Session, *, full: bool = False, whole: bool = True) -> dict[str, Any]:
+    """All of a session's record, and what is seen of it now; `full`: its checkpoints whole instead of their ids.
+
+    Not `whole`, for who does not own it: without its environment, which may hold secrets.
+    """
     board = node.board
     session = msgspec.structs.replace(session, kernel=board.kernel(session), relay_heard=board.relay_heard(session))
     checkpoints = node.registry.checkpoints(session.id)
     processes = pids(session)
     last_activity = max(session.last_activity, session.created, board.activity.get(session.id, 0.0))
+    if not whole:
+        session = msgspec.structs.replace(session, launch=msgspec.structs.replace(session.launch, env={}))
     view: dict[str, Any] = msgspec.to_builtins(session)
     view |= {
         "pids": processes,

@@ -31,8 +31,18 @@ Exit status: the kernel's own; 143 after SIGTERM; 2 for a bad connection file or
 )
 @click.option("--name", help="The session's name (default: made up).")
 @click.option("--idle-after", metavar="T", help="Idle this long, then hibernate: 90s, 30m, 2h.")
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "ipc", "tcp"]),
+    default="auto",
+    show_default=True,
+    help="How the kernel is spoken to. With ipc it can be saved in the middle of a cell; tcp is for kernels that know "
+    "nothing else, and saves them at quiet moments only. auto: ipc, and tcp if the kernel ends before it answers.",
+)
 @click.argument("argv", metavar="-- CMD...", nargs=-1, type=click.UNPROCESSED, required=True)
-def command(connection_file: Path, name: str | None, idle_after: str | None, argv: tuple[str, ...]) -> None:
+def command(
+    connection_file: Path, name: str | None, idle_after: str | None, transport: str, argv: tuple[str, ...]
+) -> None:
     """Be the Jupyter kernel of a connection file, while the real one may sleep.
 
     CMD starts the real kernel; {connection_file} in it, or the path given with -f, becomes the path of an inner
@@ -43,4 +53,4 @@ def command(connection_file: Path, name: str | None, idle_after: str | None, arg
 
     logging.basicConfig(format="torpor kernel: %(message)s", level=logging.WARNING)
     sessions = Sessions(Client(), name=name, idle_after=parse_duration(idle_after) if idle_after else None)
-    sys.exit(serve_kernel(connection_file, argv, sessions))
+    sys.exit(serve_kernel(connection_file, argv, sessions, transport=transport))

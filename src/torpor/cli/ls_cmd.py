@@ -11,6 +11,8 @@ from torpor.cli.options import json_option
 from torpor.cli.output import print_json, size, table
 from torpor.client import Client
 from torpor.durations import spoken_duration
+from torpor.jupyter.command import without_inner_half
+from torpor.text import shown
 
 COMMAND_WIDTH = 40
 
@@ -35,7 +37,7 @@ def command(as_json: bool) -> None:
 
 
 def _row(session: dict[str, Any], owners: bool) -> list[str]:
-    line = shlex.join(session["launch"]["argv"]).replace("\n", " ")
+    line = shown(shlex.join(without_inner_half(session["launch"]["argv"])))
     return [
         session["name"],
         session["id"],

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import click
-
-from torpor.cli.output import on_terminal, phases, print_json, size
+from torpor.cli.output import on_terminal, phases, print_json, print_line, size
 from torpor.errors import TorporError
+from torpor.text import shown
 
 Event = dict[str, Any]
 
@@ -28,17 +27,17 @@ def print_result(verb: str, session: str, result: Event, *, as_json: bool) -> No
         print_json(result)
         return
     if result.get("already_running"):
-        click.echo(f"{session} is running already.")
+        print_line(f"{session} is running already.")
         return
     sizes = f"{size(result['bytes_logical'])}, {size(result['bytes_new'])} of it new in the store"
-    click.echo(f"{session} {verb}: checkpoint {result['id']} ({sizes}).")
+    print_line(f"{session} {verb}: checkpoint {result['id']} ({sizes}).")
     if result.get("lost"):
         damaged = ", ".join(result.get("damaged", ()))
-        click.echo(result["lost"] + (f" {damaged} is damaged." if damaged else ""))
+        print_line(result["lost"] + (f" {damaged} is damaged." if damaged else ""))
     for note in result.get("notes", ()):
-        click.echo(note)
+        print_line(note)
     if result["seconds"]:
-        click.echo(phases(result["seconds"]))
+        print_line(phases(result["seconds"]))
 
 
 def _silent(events: Iterator[Event]) -> Event | None:
@@ -53,7 +52,7 @@ def _plain(events: Iterator[Event]) -> Event | None:
             return event
         if event.get("phase") != phase:
             phase = event.get("phase")
-            click.echo(f"{phase}…", err=True)
+            print_line(f"{phase}…", err=True)
     return None
 
 
@@ -69,5 +68,7 @@ def _bar(events: Iterator[Event]) -> Event | None:
                 return event
             done, total = event.get("done", 0), event.get("total") or None
             amount = f"{size(done)} of {size(total)}" if total and total > 1 << 10 else ""
-            progress.update(task, description=str(event.get("phase")), completed=done, total=total, amount=amount)
+            progress.update(
+                task, description=shown(str(event.get("phase"))), completed=done, total=total, amount=amount
+            )
     return None

@@ -11,13 +11,19 @@ from typing import Any
 import click
 
 from torpor.errors import TorporError
+from torpor.text import json_escaped, shown
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(json_escaped(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """One line for people, whatever is in it."""
+    click.echo(shown(text), err=err)
 
 
 def show_error(error: TorporError, *, as_json: bool) -> None:
@@ -25,14 +31,17 @@ def show_error(error: TorporError, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"error": error.as_dict(), "exit_status": error.exit_status}), err=True)
         return
-    rest = "".join(f"\n  {part}" for part in (error.safe, error.hint) if part)
-    click.echo(f"torpor: {error.message}{rest}", err=True)
+    print_line(f"torpor: {error.message}", err=True)
+    for part in (error.safe, error.hint):
+        if part:
+            print_line(f"  {part}", err=True)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns aligned to their widest cell; numbers are the caller's to format."""
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    for row in [heads, *rows]:
+    lines = [[shown(cell) for cell in row] for row in [heads, *rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    for row in lines:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         click.echo("  ".join(cells).rstrip())
 

@@ -8,7 +8,7 @@ import click
 
 from torpor.cli.operation import carry_out, print_result
 from torpor.cli.options import json_option, session_argument
-from torpor.cli.output import clock, print_json
+from torpor.cli.output import clock, print_json, print_line
 from torpor.client import Client
 from torpor.durations import spoken_duration
 from torpor.errors import Incompatible
@@ -41,7 +41,7 @@ def _rehearse(session: str, *, as_json: bool) -> int:
         print_json(found)
     else:
         for line in _lines(session, found):
-            click.echo(line)
+            print_line(line)
     return 0 if found["compatible"] else Incompatible.exit_status
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from torpor.cli.options import json_option
-from torpor.cli.output import print_json, size
+from torpor.cli.output import print_json, print_line, size
 from torpor.client import Client
 
 
@@ -27,4 +27,4 @@ def command(sessions: tuple[str, ...], force: bool, as_json: bool) -> None:
         print_json(removed)
         return
     for one in removed:
-        click.echo(f"{one['name']} removed, {size(one['bytes_freed'])} freed in the store.")
+        print_line(f"{one['name']} removed, {size(one['bytes_freed'])} freed in the store.")

@@ -9,9 +9,10 @@ import click
 
 from torpor.cli.checkpoints_cmd import checkpoint_table
 from torpor.cli.options import json_option, session_argument
-from torpor.cli.output import clock, print_json, size
+from torpor.cli.output import clock, print_json, print_line, size
 from torpor.client import Client
 from torpor.durations import spoken_duration
+from torpor.jupyter.command import without_inner_half
 
 
 @click.command()
@@ -30,7 +31,7 @@ def command(session: str, as_json: bool) -> None:
         print_json(shown)
         return
     for label, value in _lines(shown):
-        click.echo(f"{label + ':':<15}{value}")
+        print_line(f"{label + ':':<15}{value}")
     if shown["checkpoints"]:
         click.echo("")
         checkpoint_table(shown["checkpoints"])
@@ -45,7 +46,7 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
         ("kind", shown["kind"]),
         ("owner", shown["owner"]),
         ("node", shown["node"]),
-        ("command", shlex.join(launch["argv"])),
+        ("command", shlex.join(without_inner_half(launch["argv"]))),
         ("directory", launch["cwd"]),
         ("created", clock(shown["created"])),
     ]
@@ -65,6 +66,8 @@ def _lines(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if shown["ended"] is not None:
         status = shown["exit_status"]
         lines.append(("ended", f"{clock(shown['ended'])}, exit status {'unknown' if status is None else status}"))
+    if shown["lost"] is not None:
+        lines.append(("lost", shown["lost"]))
     lines += [("note", note) for note in shown["notes"]]
     if error is not None:
         lines.append(("last error", " ".join(error[part] for part in ("message", "safe", "hint") if error.get(part))))

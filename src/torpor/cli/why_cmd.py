@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from torpor.cli.options import json_option, session_argument
-from torpor.cli.output import print_json
+from torpor.cli.output import print_json, print_line
 from torpor.client import Client
 
 
@@ -24,6 +24,6 @@ def command(session: str, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    click.echo(" ".join(part for part in (told["sentence"], told["would_change"]) if part))
+    print_line(" ".join(part for part in (told["sentence"], told["would_change"]) if part))
     if told["policy_problem"] is not None:
-        click.echo(f"The policy file is not in force: {told['policy_problem']['message']}", err=True)
+        print_line(f"The policy file is not in force: {told['policy_problem']['message']}", err=True)

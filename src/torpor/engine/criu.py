@@ -6,6 +6,7 @@ CRIU asks before its two points of no return (see `hook.py`): with the tree froz
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shlex
@@ -25,6 +26,7 @@ from torpor.model import ProcessId
 
 NOISE = ("RLIMIT_NOFILE for self", "Dumping FAILED", "Restoring FAILED", "Unable to detach")
 POINTS = ("post-dump", "post-restore")
+LINK_MET = os.strerror(errno.ELOOP)
 ERROR_LINES = 4
 GRACE = 1.0  # seconds after its deadline until CRIU is killed
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -172,6 +174,12 @@ class CriuRun:
         verb = "save" if self._action == "dump" else "restore"
         if self.timed_out:
             return EngineError(f"CRIU did not {verb} the session within {self._allowed:.0f} seconds and was ended.")
+        if self._action == "restore" and any(LINK_MET in line for line in self.errors()):
+            return EngineError(
+                f"A path of the session was exchanged for a symbolic link, which is not followed: {self.errors()[0]}.",
+                safe="The session is as it was before.",
+                hint="Put back what was there, and resume it again.",
+            )
         said = "; ".join(self.errors()) or f"it ended with status {self._process.returncode} and no message"
         return EngineError(f"CRIU could not {verb} the session: {said}.")
 

@@ -100,7 +100,7 @@ def survey(init_pid: int, *, ours: Path) -> list[OpenFile]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for path, facts, use in [*_mapped(pid), *_opened(pid), *_folders(pid)]:
                 kind = KINDS.get(stat.S_IFMT(facts.st_mode))
-                if kind is None or (path + b"/").startswith((own, *NOT_ON_DISK)) or path.endswith(GONE):
+                if kind is None or (path + b"/").startswith((own, *NOT_ON_DISK)) or _is_gone(path, facts):
                     continue
                 if path in found:
                     found[path].use.add(use)
@@ -121,6 +121,17 @@ def mount_of(path: str, table: list[Mount]) -> Mount:
     inside = [mount for mount in table if path == mount.path or path.startswith(mount.path.rstrip("/") + "/")]
     longest = max(len(mount.path) for mount in inside)
     return [mount for mount in inside if len(mount.path) == longest][-1]
+
+
+def _is_gone(path: bytes, facts: os.stat_result) -> bool:
+    """The kernel's mark for a file without a name: a file may also be called so."""
+    if not path.endswith(GONE):
+        return False
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return True
+    return (found.st_dev, found.st_ino) != (facts.st_dev, facts.st_ino)
 
 
 def _mapped(pid: int) -> Iterator[tuple[bytes, os.stat_result, Use]]:

@@ -20,7 +20,7 @@ from torpor.engine.protobuf import Field, entries_of, entry, fields_of, packed
 
 REMAP = "remap-fpath.img"
 REMAP_MAGIC, GHOST_MAGIC = 0x59133954, 0x52583605
-GHOST = 1  # remap_type
+LINKED, GHOST = 0, 1  # remap_type
 IS_REGULAR = b"\x08\x01"  # how an entry of FILES begins that names a file, folder or named pipe (fd_types.REG)
 REGULAR = 3  # its field in the entry
 ID, NAME, SIZE, MODE = 1, 6, 8, 10  # fields of that
@@ -74,11 +74,22 @@ def rewrite(folder: Path, wanted: Mapping[bytes, Rewrite]) -> None:
         (folder / REMAP).write_bytes(remaps)
 
 
-def nameless(folder: Path) -> set[bytes]:
-    """The last names of everything that had none any more when it was saved: CRIU makes it anew, and removes it."""
+def nameless(folder: Path) -> dict[bytes, int]:
+    """Everything that had no name any more when it was saved: its last name, and its mode with its kind.
+
+    CRIU makes it anew, and removes it.
+    """
     ids = {dict(fields_of(body))[ID] for body in entries_of(_remaps(folder))}
     found = [_regular(body) for body in entries_of((folder / FILES).read_bytes())]
-    return {_bytes(facts[NAME]) for facts in found if facts.get(ID) in ids}
+    return {_bytes(facts[NAME]): _number(facts.get(MODE, 0)) for facts in found if facts.get(ID) in ids}
+
+
+def helpers(folder: Path) -> list[bytes]:
+    """Names that CRIU gave, beside it, to what lost its name and has others: the checkpoint needs them to stay."""
+    remaps = [dict(fields_of(body)) for body in entries_of(_remaps(folder))]
+    ids = {facts[2] for facts in remaps if facts.get(3, LINKED) == LINKED}
+    found = [_regular(body) for body in entries_of((folder / FILES).read_bytes())]
+    return [_bytes(facts[NAME]) for facts in found if facts.get(ID) in ids]
 
 
 def drop_mounts(folder: Path, here: Collection[str]) -> None:
@@ -105,6 +116,11 @@ def _remaps(folder: Path) -> bytes:
 
 def _bytes(value: Field) -> bytes:
     assert isinstance(value, bytes)
+    return value
+
+
+def _number(value: Field) -> int:
+    assert isinstance(value, int)
     return value
 
 

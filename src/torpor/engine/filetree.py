@@ -15,17 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from torpor.errors import IntegrityError
+from torpor.errors import IntegrityError, PreflightRefused
 
 SEGMENT = 8 << 20
 BLOCK = 256 << 10
+PATH_LIMIT = 3500  # bytes
+DEPTH_LIMIT = 200
 
 Put = Callable[[memoryview, list[int]], list[bytes]]
 Read = Callable[[list[bytes], memoryview, list[int]], None]
 
 
 class Node(msgspec.Struct, frozen=True):
-    """One file, folder, symbolic link or FIFO. `path` is relative; `extents` are (offset, bytes) that hold data."""
+    """One file, folder, symbolic link or FIFO. `path` is relative; `extents` are (offset, bytes) that hold data.
+
+    `raw`: one of the names is no text, so each character of them stands for a byte.
+    """
 
     path: str
     mode: int
@@ -37,6 +42,7 @@ class Node(msgspec.Struct, frozen=True):
     target: str | None = None  # of a symbolic link
     same_as: str | None = None  # another name of a file that came earlier
     attributes: dict[str, bytes] = {}
+    raw: bool = False
 
 
 class SavedTree(msgspec.Struct):
@@ -52,7 +58,7 @@ def save(root: Path, put: Put, segment: memoryview, *, only: Collection[str] | N
     with the folders that they are in.
 
     No symbolic link is followed and no mount crossed. Sockets are left to CRIU. `segment` is scratch of SEGMENT bytes.
-    Raises OSError, and whatever `put` raises.
+    Raises OSError, PreflightRefused for what could not be laid out again, and whatever `put` raises.
     """
     saved = SavedTree([], [], [])
     seen: dict[int, str] = {}
@@ -68,7 +74,9 @@ def save(root: Path, put: Put, segment: memoryview, *, only: Collection[str] | N
                 path = os.path.normpath(os.path.join(folder, name))
                 if only is not None and not any(f"{one}/".startswith(f"{path}/") for one in only):
                     continue
-                saved.nodes.append(_save_one(at, name, path, facts, seen, saved, put, segment))
+                _require_short(path)
+                node = _save_one(at, name, path, facts, seen, saved, put, segment)
+                saved.nodes.append(_storable(node))
     finally:
         os.close(top)
     return saved
@@ -82,23 +90,22 @@ def lay_out(root: Path, nodes: list[Node], ids: list[bytes], lengths: list[int],
     chunks = _Chunks(ids, lengths, read)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for node in nodes:
-            _check(node.path)
+        for node in map(_as_named, nodes):
+            path = _checked(node.path)
             if stat.S_ISDIR(node.mode):
-                if node.path != ".":
-                    os.mkdir(node.path, dir_fd=top)
+                if path != ".":
+                    os.mkdir(path, dir_fd=top)
             elif node.same_as is not None:
-                _check(node.same_as)
-                os.link(node.same_as, node.path, src_dir_fd=top, dst_dir_fd=top)
+                os.link(_checked(node.same_as), path, src_dir_fd=top, dst_dir_fd=top)
                 continue
             elif node.target is not None:
-                os.symlink(node.target, node.path, dir_fd=top)
+                os.symlink(node.target, path, dir_fd=top)
             elif stat.S_ISFIFO(node.mode):
-                os.mkfifo(node.path, dir_fd=top)
+                os.mkfifo(path, dir_fd=top)
             else:
                 _write_file(top, node, chunks)
             _dress(top, node)
-        for node in nodes:
+        for node in map(_as_named, nodes):
             if stat.S_ISDIR(node.mode):
                 os.utime(node.path, ns=(node.mtime_ns, node.mtime_ns), dir_fd=top)
     finally:
@@ -237,6 +244,34 @@ def _dress(top: int, node: Node) -> None:
     os.utime(node.path, ns=(node.mtime_ns, node.mtime_ns), dir_fd=top, follow_symlinks=False)
 
 
-def _check(path: str) -> None:
+def _checked(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/"):
         raise IntegrityError(f"The checkpoint names a file outside of its folder: {path!r}.")
+    return path
+
+
+def _storable(node: Node) -> Node:
+    """Names as the system gave them, with its marks for bytes that are no text, become names that can be stored."""
+    try:
+        "".join(name for name in (node.path, node.target, node.same_as) if name).encode()
+    except UnicodeEncodeError:
+        return _renamed(node, lambda name: os.fsencode(name).decode("latin-1"), raw=True)
+    return node
+
+
+def _as_named(node: Node) -> Node:
+    return _renamed(node, lambda name: os.fsdecode(name.encode("latin-1")), raw=False) if node.raw else node
+
+
+def _renamed(node: Node, rename: Callable[[str], str], *, raw: bool) -> Node:
+    target, same_as = (None if name is None else rename(name) for name in (node.target, node.same_as))
+    return msgspec.structs.replace(node, path=rename(node.path), target=target, same_as=same_as, raw=raw)
+
+
+def _require_short(path: str) -> None:
+    if len(os.fsencode(path)) > PATH_LIMIT or path.count("/") > DEPTH_LIMIT:
+        raise PreflightRefused(
+            f"The session's /dev/shm is more than {DEPTH_LIMIT} folders deep, or has names that are too long together.",
+            safe="It goes on running.",
+            hint="Remove those folders, then try again.",
+        )

@@ -262,6 +262,7 @@ def start(paths: Paths, lock: int) -> None:
         "LC_ALL": "C.UTF-8",
         "PYTHONPATH": package,
     }
+    paths.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(ready, "rb") as answer:
         try:
             with open(log_path(paths), "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -333,4 +334,4 @@ def open_stdin(attach_socket: Path, session: str) -> int:
 
 def log_path(paths: Paths) -> Path:
     """Where the keeper writes what goes wrong."""
-    return paths.state / "keeper.log"
+    return paths.logs / "keeper.log"

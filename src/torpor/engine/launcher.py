@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -27,6 +28,8 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x40
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 23, 24, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
+SYS_KEYCTL = {"x86_64": 250, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+KEYCTL_JOIN_SESSION_KEYRING = 1
 STRIPPED_FROM_ENVIRONMENT = ("JPY_PARENT_PID",)  # names a process outside: ipykernel would end at once
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -80,6 +83,7 @@ def _become_session(spec: dict[str, Any], source: bytes, report_fd: int, stdin_f
         for note in _join_cgroups(caller["cgroups"]):
             _report(report_fd, {"note": note})
         _take_scheduling(caller)
+        join_fresh_keyring()
         _restrict(caller)
         _become_user(caller)
         _enter(launch["cwd"])
@@ -207,7 +211,19 @@ def _take_scheduling(caller: dict[str, Any]) -> None:
         except OSError as error:
             raise RefusedError(f"The caller's processors {caller['affinity']} cannot be used: {error}.") from error
     os.setpriority(os.PRIO_PROCESS, 0, caller["nice"])
-    _write_text("/proc/self/oom_score_adj", "0")  # a service manager may have shielded the keeper: not for sessions
+    # A service manager may have shielded the keeper, or the caller: that is not for sessions.
+    _write_text("/proc/self/oom_score_adj", str(max(caller["oom_score_adj"], 0)))
+
+
+def join_fresh_keyring() -> None:
+    """Gives this process, and what it starts, an empty keyring in place of the one of whoever started the keeper.
+
+    Raises RefusedError. A kernel or a container without keyrings has none to inherit.
+    """
+    if libc.syscall(SYS_KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None) < 0:
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EPERM):
+            raise RefusedError(f"A new session keyring cannot be made: {os.strerror(code)}.")
 
 
 def _restrict(caller: dict[str, Any]) -> None:

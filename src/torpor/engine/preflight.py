@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from torpor.engine import procfs, surroundings
+from torpor.engine import privileges, procfs, surroundings
+from torpor.errors import NotFound
 
 # What the link of an open descriptor starts with -> why CRIU cannot save it (criu/files.c, CRIU 4.2).
 UNSAVABLE = {
@@ -34,15 +35,16 @@ def objections(init_pid: int, terminal: str | None = None, *, around: dict[str, 
     namespaces for an adopted tree that still runs in them.
     """
     found = surroundings.objections(init_pid, around) if around else surroundings.unix_objections(init_pid)
+    sockets = _bound_sockets(init_pid)
     device = os.stat(terminal).st_rdev if terminal else None
     expected = procfs.namespaces(init_pid)
     for pid in procfs.tree(init_pid):
         name = _name(pid)
-        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device)]
+        found += [f"Process {name} ({pid}) {objection}." for objection in _objections(pid, expected, device, sockets)]
     return list(dict.fromkeys(found))
 
 
-def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Iterator[str]:
+def _objections(pid: int, expected: dict[str, str], terminal: int | None, sockets: dict[str, str]) -> Iterator[str]:
     try:
         maps = {line.split(maxsplit=5)[5].strip() for line in _lines(pid, "maps") if len(line.split(maxsplit=5)) == 6}
         status = dict(line.split(":\t", 1) for line in _lines(pid, "status") if ":\t" in line)
@@ -51,7 +53,8 @@ def _objections(pid: int, expected: dict[str, str], terminal: int | None) -> Ite
         of_descriptors = list(
             _of_descriptors(pid, on_terminal=controlling == terminal, in_foreground=foreground == session)
         )
-    except (FileNotFoundError, ProcessLookupError):
+        of_descriptors += _of_sockets(pid, sockets)
+    except (FileNotFoundError, ProcessLookupError, NotFound):
         return  # it ended while we looked
     yield from of_descriptors
     for mapped in maps:
@@ -83,7 +86,32 @@ def _of_descriptors(pid: int, *, on_terminal: bool, in_foreground: bool) -> Iter
                 )
 
 
-def _lines(pid: int, name: str) -> list[str]:
+def _cannot_ask_for_names(init_pid: int) -> bool:
+    """CRIU asks the kernel where a socket's name is, unless it has to work as the session's user."""
+    return procfs.uids(init_pid)[1] != 0 and not privileges.may_read_limits_of_others()
+
+
+def _bound_sockets(init_pid: int) -> dict[str, str]:
+    """Unix sockets that may not come back at their names: link of their descriptor to that name."""
+    relative = _cannot_ask_for_names(init_pid)
+    fields = [line.split(maxsplit=7) for line in _lines("net", "unix")[1:]]
+    named = {f"socket:[{one[6]}]": one[7] for one in fields if len(one) == 8 and not one[7].startswith("@")}
+    return {link: name for link, name in named.items() if name.startswith("/dev/shm/") or (relative and name[0] != "/")}
+
+
+def _of_sockets(pid: int, sockets: dict[str, str]) -> Iterator[str]:
+    for fd in os.listdir(f"/proc/{pid}/fd") if sockets else []:
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            name = sockets.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if name is None:
+                continue
+            if not name.startswith("/") and not os.path.exists(f"/proc/{pid}/cwd/{name}"):
+                yield f"has a socket bound to {name}, which CRIU does not find from its folder (descriptor {fd})"
+            elif any(os.path.islink(f"/proc/{pid}/root{parent}") for parent in PurePosixPath(name).parents):
+                yield f"has a socket bound to {name}, which leads through a link (descriptor {fd})"
+
+
+def _lines(pid: int | str, name: str) -> list[str]:
     return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
 
 

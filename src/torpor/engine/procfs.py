@@ -5,6 +5,7 @@ A process is named by its pid and its start time (clock ticks after boot), never
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Iterable
@@ -136,11 +137,6 @@ def uid(pid: int) -> int:
     return int(_status(pid)["Uid"].split()[1])
 
 
-def uids(pid: int) -> set[int]:
-    """Real, effective, saved and file system user ids of the process. Raises NotFound."""
-    return {int(field) for field in _status(pid)["Uid"].split()}
-
-
 def gid(pid: int) -> int:
     """The effective group id of the process. Raises NotFound."""
     return int(_status(pid)["Gid"].split()[1])
@@ -201,8 +197,26 @@ def all_pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
-def caller_facts(pid: int, uid: int, gid: int) -> Caller:
-    """What a session started for the peer `pid` takes over from it; `uid` and `gid` are its peer credentials.
+def confinement(pid: int) -> list[str]:
+    """What holds the process back, beyond what holds this one: `a seccomp filter`, `the AppArmor profile X`.
+
+    Raises NotFound. A Landlock domain cannot be seen from outside.
+    """
+    held = ["a seccomp filter"] if _filters(pid) > _filters("self") else []
+    profile = _apparmor_profile(pid)
+    if profile is not None and profile != _apparmor_profile("self"):
+        held.append(f"the AppArmor profile {profile}")
+    return held
+
+
+def uids(pid: int) -> tuple[int, ...]:
+    """Real, effective, saved and file system user id of the process. Raises NotFound."""
+    return tuple(int(number) for number in _status(pid)["Uid"].split())
+
+
+def caller_facts(pid: int, uid: int, gid: int, groups: tuple[int, ...] | None = None) -> Caller:
+    """What a session started for the peer `pid` takes over from it; `uid`, `gid` and `groups` are its peer credentials
+    (`groups` None: as they are now).
 
     Raises NotFound when the peer is gone (or in a pid namespace that cannot be seen from here), NotPermitted
     when the process of that pid is no longer the one that connected.
@@ -217,7 +231,8 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     fields = _stat(pid)
     limits = _read_of(pid, "limits")
     cgroups = _read_of(pid, "cgroup")
-    if fields is None or limits is None or cgroups is None:
+    oom_score_adj = _read_of(pid, "oom_score_adj")
+    if fields is None or limits is None or cgroups is None or oom_score_adj is None:
         raise NotFound(f"Process {pid} does not exist.")
     try:
         affinity = tuple(sorted(os.sched_getaffinity(pid)))
@@ -226,15 +241,39 @@ def caller_facts(pid: int, uid: int, gid: int) -> Caller:
     return Caller(
         uid=uid,
         gid=gid,
-        groups=tuple(int(group) for group in status["Groups"].split()),
+        groups=tuple(int(group) for group in status["Groups"].split()) if groups is None else groups,
         umask=int(status["Umask"], 8),
         affinity=affinity,
         limits=_parse_limits(limits),
         cgroups=tuple(cgroups.splitlines()),
         namespaces=namespaces(pid),
-        capabilities_bounding=int(status["CapBnd"], 16),
+        capabilities_bounding=_capabilities(status, uid),
         nice=int(fields[16]),
+        oom_score_adj=int(oom_score_adj),
     )
+
+
+def _capabilities(status: dict[str, str], uid: int) -> int:
+    """What a session may ever have: root gets what this root has itself, others have none to begin with."""
+    bounding = int(status["CapBnd"], 16)
+    return bounding & int(status["CapPrm"], 16) if uid == 0 else bounding
+
+
+def _filters(pid: int | str) -> int:
+    """How many seccomp filters; a kernel that does not count them tells whether there are any."""
+    status = _status(pid)
+    return int(status.get("Seccomp_filters") or status.get("Seccomp", "0"))
+
+
+def _apparmor_profile(pid: int | str) -> str | None:
+    try:
+        return _read(f"/proc/{pid}/attr/apparmor/current").strip("\0\n") or None
+    except (FileNotFoundError, ProcessLookupError):
+        return None  # no such module in this kernel
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # the module is there, and not in use
+            return None
+        raise
 
 
 def _current_boot() -> str:
@@ -291,7 +330,7 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split() if text else None
 
 
-def _status(pid: int) -> dict[str, str]:
+def _status(pid: int | str) -> dict[str, str]:
     text = _read_of(pid, "status")
     if not text:
         raise NotFound(f"Process {pid} does not exist.")
@@ -313,7 +352,7 @@ def _limit_value(text: str) -> int:
     return -1 if text == "unlimited" else int(text)
 
 
-def _read_of(pid: int, name: str) -> str | None:
+def _read_of(pid: int | str, name: str) -> str | None:
     try:
         return _read(f"/proc/{pid}/{name}")
     except (FileNotFoundError, ProcessLookupError):

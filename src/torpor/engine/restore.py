@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torpor.engine import images, private_mounts, procfs, yards
+from torpor.engine import images, places, private_mounts, procfs, yards
 from torpor.engine.criu import CriuRun
 from torpor.engine.criu_binary import Criu
 from torpor.engine.home import Home
@@ -93,6 +93,8 @@ class Restore:
             self.root = self._home.member(pid, procfs.tree(self._run.pid))
             pid = self._home.init.pid
         self._restored = os.pidfd_open(pid)
+        if self._home is None:  # else CRIU made none of its mounts
+            places.let_follow(pid)
         return pid
 
     def let_go(self) -> None:

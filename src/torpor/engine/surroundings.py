@@ -45,6 +45,7 @@ def objections(root: int, namespaces: dict[str, str]) -> list[str]:
         *_streams(opened, held),
         *_unix_partners(opened, others),
         *_shared_memory(tree, others),
+        *_deleted_folders(tree),
     ]
 
 
@@ -69,10 +70,10 @@ def _identities(root: int, tree: list[int], own: dict[str, str]) -> Iterator[str
         )
     elif not os.path.samestat(os.stat(f"/proc/{root}/root"), os.stat("/")):
         yield "It lives in a changed root folder (chroot), which cannot be reproduced."
-    owners = procfs.uids(root)
+    owners = set(procfs.uids(root))
     for pid in tree:
         with contextlib.suppress(NotFound):  # it ended while we looked
-            if procfs.uids(pid) - owners:
+            if set(procfs.uids(pid)) - owners:
                 yield f"{_called(pid)} runs as another user; only trees of one user can be adopted."
 
 
@@ -185,6 +186,14 @@ def _shared_memory(tree: list[int], others: list[int]) -> Iterator[str]:
         both = own & _shared_memory_of([pid])
         if both:
             yield f"It shares {SHARED_MEMORY}{min(both)} with {_called(pid)}, which would stay behind."
+
+
+def _deleted_folders(tree: list[int]) -> Iterator[str]:
+    """CRIU would make such a folder anew, as root, by a path that leads wherever somebody has laid links since."""
+    for pid in tree:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            if os.stat(f"/proc/{pid}/cwd").st_nlink == 0:
+                yield f"{_called(pid)} works in a folder that was deleted; let it change to another."
 
 
 def _shared_memory_of(pids: Iterable[int]) -> set[str]:

@@ -6,6 +6,9 @@ import contextlib
 import time
 from pathlib import Path
 
+from torpor.engine import procfs
+from torpor.errors import NotFound
+
 YARDS = ".criu.mntns.*"  # in /tmp, whatever TMPDIR says
 LOOK_AGAIN = 0.02  # seconds
 
@@ -30,7 +33,9 @@ def remove_abandoned(patience: float = 2) -> None:
 
 def _some_criu_restores() -> bool:
     for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # the process has ended
+        with contextlib.suppress(OSError, NotFound):  # the process has ended
+            if 0 not in procfs.uids(int(command.parent.name)):
+                continue  # anybody may write such a command line
             arguments = command.read_bytes().split(b"\0")
             is_criu = any(argument.rpartition(b"/")[2] == b"criu" for argument in arguments)
             if is_criu and (b"restore" in arguments or b"swrk" in arguments):

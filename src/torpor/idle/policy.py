@@ -10,11 +10,15 @@ cpu_window = "1m"          # over which it is measured
 stale_after = "90s"        # a reading older than this is unknown, and unknown counts as busy
 retry_after = "10m"        # after a refused or failed attempt
 on_failure = "none"        # or "resume": a command that fails goes on from its last checkpoint by itself
+
+[access]
+admins = "staff"           # a group whose members see, save and resume the sessions of others; nobody unless set
 ```
 """
 
 from __future__ import annotations
 
+import grp
 import os
 import re
 import tomllib
@@ -32,7 +36,10 @@ ON_FAILURE = ("resume", "none")
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """One rule for all sessions. Durations are seconds; `cpu_threshold` is a fraction of one core."""
+    """One rule for all sessions. Durations are seconds; `cpu_threshold` is a fraction of one core.
+
+    `admins` is the id of the group whose members may see, save and resume the sessions of others.
+    """
 
     idle_after: float = 1800.0
     action: str = "hibernate"
@@ -42,6 +49,7 @@ class Policy(msgspec.Struct, frozen=True):
     stale_after: float = 90.0
     retry_after: float = 600.0
     on_failure: str = "none"
+    admins: int | None = None
 
     def limit(self, own: float | None) -> float:
         """Seconds of idleness after which a session is due: its `own` limit, or this policy's."""
@@ -51,19 +59,21 @@ class Policy(msgspec.Struct, frozen=True):
 def parse_policy(text: str, name: str) -> Policy:
     """The policy in `text`; what it leaves out has its default. `name` is the file's name for messages.
 
-    Raises UsageError with line and key of the first mistake; an unknown key is one.
+    Raises UsageError with line and key of the first mistake; an unknown key is one, and so is an unknown group.
     """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as mistake:
         raise UsageError(f"{name} is not TOML: {mistake}.") from mistake
-    for table in document:
-        if table != "policy":
-            raise _mistake(text, name, "", table, "is unknown", "The only table is [policy].")
-    values = document.get("policy", {})
-    if not isinstance(values, dict):
-        raise _mistake(text, name, "", "policy", "must be a table", "Write [policy].")
-    return Policy(**{key: _value(text, name, key, value) for key, value in values.items()})
+    found: dict[str, Any] = {}
+    for table, values in document.items():
+        if table not in _TABLES:
+            known = " and ".join(f"[{one}]" for one in _TABLES)
+            raise _mistake(text, name, "", table, "is unknown", f"The tables are {known}.")
+        if not isinstance(values, dict):
+            raise _mistake(text, name, "", table, "must be a table", f"Write [{table}].")
+        found |= {key: _value(text, name, table, key, value) for key, value in values.items()}
+    return Policy(**found)
 
 
 class PolicyFile:
@@ -110,14 +120,14 @@ class PolicyFile:
         return parse_policy(text, str(self.path))
 
 
-def _value(text: str, name: str, key: str, value: Any) -> Any:
-    check = _CHECKS.get(key)
+def _value(text: str, name: str, table: str, key: str, value: Any) -> Any:
+    check = _TABLES[table].get(key)
     if check is None:
-        raise _mistake(text, name, "policy", key, "is unknown", f"Known are {', '.join(_CHECKS)}.")
+        raise _mistake(text, name, table, key, "is unknown", f"Known are {', '.join(_TABLES[table])}.")
     try:
         return check(value)
     except UsageError as reason:
-        raise _mistake(text, name, "policy", key, f"is wrong: {reason.message}", reason.hint) from reason
+        raise _mistake(text, name, table, key, f"is wrong: {reason.message}", reason.hint) from reason
 
 
 def _duration(value: Any) -> float:
@@ -144,6 +154,17 @@ def _fraction(value: Any) -> float:
     return float(value)
 
 
+def _group(value: Any) -> int:
+    if not isinstance(value, str):
+        raise UsageError(f"{value!r} is not a group's name.", hint='Write it with quotes: "staff".')
+    try:
+        return grp.getgrnam(value).gr_gid
+    except KeyError as unknown:
+        raise UsageError(
+            f"There is no group {value!r} on this machine.", hint=f"Make it with: groupadd {value}"
+        ) from unknown
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "idle_after": _duration,
     "action": _action,
@@ -154,6 +175,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "retry_after": _duration,
     "on_failure": _on_failure,
 }
+_TABLES: dict[str, dict[str, Callable[[Any], Any]]] = {"policy": _CHECKS, "access": {"admins": _group}}
 
 
 def _mistake(text: str, name: str, table: str, key: str, what: str, hint: str) -> UsageError:
@@ -164,5 +186,5 @@ def _mistake(text: str, name: str, table: str, key: str, what: str, hint: str) -
 
 def _line(text: str, key: str) -> int | None:
     """Line of the first place that names `key`; None when it is written in a way that only a TOML parser sees."""
-    names_key = re.compile(rf"""\s*\[?\s*(?:policy\s*\.\s*)?["']?{re.escape(key)}["']?\s*(?:[=.\]]|$)""")
+    names_key = re.compile(rf"""\s*\[?\s*(?:(?:policy|access)\s*\.\s*)?["']?{re.escape(key)}["']?\s*(?:[=.\]]|$)""")
     return next((number for number, line in enumerate(text.splitlines(), 1) if names_key.match(line)), None)

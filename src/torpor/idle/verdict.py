@@ -85,12 +85,13 @@ def _kernel(facts: Facts, policy: Policy) -> Signal:
         clause = f"its relay last spoke {_ago(kernel.heard, facts)}"
         return Signal("unknown", kernel.heard, clause, "Its relay speaking again.")
     for_long = spoken_duration(facts.now - kernel.since)
+    only = "" if kernel.lossless else " Before that it cannot be saved: this kernel speaks TCP only."
     if kernel.waiting_for_input:
         clause = f"a cell has been waiting for input() for {for_long}"
-        return Signal("busy", kernel.since, clause, "Answering the input().")
+        return Signal("busy", kernel.since, clause, f"Answering the input().{only}")
     if kernel.execution_state == "busy":
         clause = f"its kernel has been running a cell for {for_long}"
-        return Signal("busy", kernel.since, clause, "The end of that cell.")
+        return Signal("busy", kernel.since, clause, f"The end of that cell.{only}")
     if kernel.queued > 0:
         requests = "1 request is" if kernel.queued == 1 else f"{kernel.queued} requests are"
         return Signal("busy", kernel.since, f"{requests} queued for its kernel", "The answers to what is queued.")

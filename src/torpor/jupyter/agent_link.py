@@ -34,6 +34,7 @@ class Seen(msgspec.Struct, frozen=True):
     version: int
     lease: int = 0
     exit_status: int | None = None
+    lost: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ class SessionControl(Protocol):
         """The session as soon as its version is greater, or as it is after `timeout` seconds."""
 
     def operation(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Runs `resume` or `hibernate`; yields progress events, then the result."""
+        """Runs `resume`, or `hibernate` if the kernel is idle; yields progress events, then the result."""
 
     def report(self, kernel: Kernel) -> None:
         """Tells what the relay knows of its kernel."""
 
-    def quiesced(self, version: int, ok: bool, reason: str) -> None:
-        """Answers state `hibernating`."""
+    def quiesced(self, version: int, ok: bool, reason: str, *, lossless: bool) -> None:
+        """Answers state `hibernating`. `lossless`: what is in flight is saved with the session."""
 
     def answered(self, version: int) -> None:
         """The kernel has answered after a resume."""
@@ -103,8 +104,8 @@ class AgentSession:
         return msgspec.convert(self._client.watch(self._session, version, timeout), Seen)
 
     def operation(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Runs `resume` or `hibernate`; yields progress events, then the result."""
-        return self._client.operation(self._session, kind)
+        """Runs `resume`, or `hibernate` if the kernel is idle; yields progress events, then the result."""
+        return self._client.operation(self._session, kind, if_idle=kind == "hibernate")
 
     def report(self, kernel: Kernel) -> None:
         """Tells what the relay knows of its kernel."""
@@ -112,9 +113,9 @@ class AgentSession:
         del facts["heard"]
         self._client.put_kernel(self._session, facts)
 
-    def quiesced(self, version: int, ok: bool, reason: str) -> None:
-        """Answers state `hibernating`."""
-        self._client.quiesced(self._session, version, ok, reason)
+    def quiesced(self, version: int, ok: bool, reason: str, *, lossless: bool) -> None:
+        """Answers state `hibernating`. `lossless`: what is in flight is saved with the session."""
+        self._client.quiesced(self._session, version, ok, reason, lossless=lossless)
 
     def answered(self, version: int) -> None:
         """The kernel has answered after a resume."""
@@ -185,9 +186,9 @@ class AgentLink:
             self._report = kernel
             self._work.notify()
 
-    def quiesced(self, version: int, ok: bool, reason: str) -> None:
-        """Answers state `hibernating`."""
-        self._errand(lambda: self._control.quiesced(version, ok, reason), patience=60.0)
+    def quiesced(self, version: int, ok: bool, reason: str, *, lossless: bool) -> None:
+        """Answers state `hibernating`. `lossless`: what is in flight is saved with the session."""
+        self._errand(lambda: self._control.quiesced(version, ok, reason, lossless=lossless), patience=60.0)
 
     def answered(self, version: int) -> None:
         """Says that the kernel has answered after a resume."""

@@ -45,6 +45,16 @@ class Claim:
         return self.folder / "kernel.json"
 
     @property
+    def inner_file(self) -> Path:
+        """What relay and inner half know of each other; not there when the kernel has no inner half."""
+        return self.folder / "inner"
+
+    @property
+    def bookmark_file(self) -> Path:
+        """How far the relay has read in what the kernel says."""
+        return self.folder / "bookmark"
+
+    @property
     def memory_file(self) -> Path:
         """What the relay answers while the kernel is away."""
         return self.folder / "memory.json"

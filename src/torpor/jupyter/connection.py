@@ -7,19 +7,24 @@ import errno
 import json
 import os
 import random
+import secrets
 import socket
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from torpor.errors import NotPermitted, SetupError, UsageError
+from torpor.jupyter.inner import CHANNELS as INNER_CHANNELS
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+SESSIONS_OWN = "/dev/shm"  # every session has its own: no path is too long, and nobody else sees what is there
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 10000  # below it live well-known services
 ATTEMPTS = 100
+SOCKET_NUMBERS = {channel: number for number, channel in enumerate(CHANNELS, 1)}  # in the names of ipc sockets
 
 
 class Connection:
@@ -49,13 +54,7 @@ class Connection:
 
     def write(self, path: Path) -> None:
         """Writes the file for its owner's eyes only (0600), whole or not at all."""
-        draft = path.with_name(path.name + ".new")
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(self.facts, file, indent=2)
-        draft.rename(path)
+        _write_private(path, json.dumps(self.facts, indent=2))
 
     def port(self, channel: str) -> int:
         """The channel's port (a number in a file name where the transport is ipc); 0 = any."""
@@ -86,6 +85,55 @@ class Connection:
             public, secret = zmq.curve_keypair()
             facts.update(curve_publickey=public.decode(), curve_secretkey=secret.decode())
         return Connection(facts)
+
+    def inside(self, inner: InnerHalf) -> Connection:
+        """The same key on `ipc` sockets that only the kernel's own session sees, where its inner half expects them."""
+        facts = {**self.facts, "transport": "ipc", "ip": inner.prefix}
+        facts.update({f"{channel}_port": number for channel, number in SOCKET_NUMBERS.items()})
+        for key in ("curve_publickey", "curve_secretkey"):
+            facts.pop(key, None)
+        return Connection(facts)
+
+
+@dataclass(frozen=True)
+class InnerHalf:
+    """Where the relay finds its inner half, the secret that both know, and where that finds the kernel's sockets."""
+
+    ip: str
+    port: int
+    secret: bytes
+    prefix: str
+
+    @classmethod
+    def choose(cls) -> InnerHalf:
+        """An address that is free now, and will be while the session is away. Raises SetupError when none is found."""
+        ip, (port,) = _free_loopback_ports(1)
+        prefix = f"{SESSIONS_OWN}/torpor-{secrets.token_hex(8)}/kernel"
+        return cls(ip, port, secrets.token_bytes(32), prefix)
+
+    @classmethod
+    def read(cls, path: Path) -> InnerHalf:
+        """Reads what `write` wrote. Raises UsageError when it cannot be read."""
+        try:
+            ip, port, secret, prefix, *_ = path.read_text().split("\n")
+            return cls(ip, int(port), bytes.fromhex(secret), prefix)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"The relay's own file {path} cannot be read ({error}).") from error
+
+    def write(self, path: Path) -> None:
+        """Writes it for its owner's eyes only, as the inner half reads it."""
+        numbers = [str(SOCKET_NUMBERS[channel]) for channel in INNER_CHANNELS]
+        _write_private(path, "\n".join([self.ip, str(self.port), self.secret.hex(), self.prefix, *numbers]))
+
+
+def _write_private(path: Path, content: str) -> None:
+    draft = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        draft.unlink()
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(content)
+    draft.rename(path)
 
 
 def private_folder(connection_file: Path) -> Path:

@@ -105,7 +105,7 @@ def _wrap_in_place(folder: Path) -> str:
     if record and list(spec["argv"][: len(relay_command())]) == relay_command():
         return "unchanged"
     if record:
-        spec["argv"] = wrapped(_with_absolute_python(record["argv"], folder))
+        spec["argv"] = wrapped(_with_absolute_python(record["argv"], folder), metadata=spec["metadata"])
         _write(folder / SPEC, _rendered(spec))
         return "added"
     if is_wrapped(spec["argv"]):
@@ -135,9 +135,11 @@ def _restore(folder: Path) -> Change:
 
 
 def _wrapped_spec(spec: Spec, folder: Path, **facts: str) -> Spec:
-    record = {"format": FORMAT, "argv": spec["argv"], **facts}
-    argv = wrapped(_with_absolute_python(spec["argv"], folder))
-    changed = {**spec, "argv": argv, "metadata": {**spec.get("metadata", {}), "torpor": record}}
+    metadata = spec.get("metadata", {})
+    wishes = metadata.get("torpor") or {}
+    record = {**wishes, "format": FORMAT, "argv": spec["argv"], **facts}
+    argv = wrapped(_with_absolute_python(spec["argv"], folder), metadata=metadata)
+    changed = {**spec, "argv": argv, "metadata": {**metadata, "torpor": record}}
     home = os.environ.get("TORPOR_HOME")
     if home:
         changed["env"] = {**spec.get("env", {}), "TORPOR_HOME": str(Path(home).absolute())}
@@ -147,6 +149,8 @@ def _wrapped_spec(spec: Spec, folder: Path, **facts: str) -> Spec:
 
 def _unwrapped(spec: Spec, record: dict[str, Any]) -> Spec:
     metadata = {key: value for key, value in spec["metadata"].items() if key != "torpor"}
+    if "transport" in record:
+        metadata["torpor"] = {"transport": record["transport"]}
     plain = {**spec, "argv": record["argv"], "metadata": metadata}
     if "env" in record:
         environment = {key: value for key, value in spec.get("env", {}).items() if key != "TORPOR_HOME"}

@@ -6,10 +6,8 @@ import logging
 import time
 from typing import Any
 
-import zmq
-
-from torpor.jupyter.connection import Connection
-from torpor.jupyter.sockets import KernelSide, Socket, send
+from torpor.jupyter.inner_side import InnerSide
+from torpor.jupyter.sockets import KernelSide
 from torpor.jupyter.wire import Author, Header, Message
 
 AGAIN_AFTER_REPLY = 0.02  # seconds: a reply came and no status with it, so iopub was not subscribed yet
@@ -26,16 +24,15 @@ class KernelLink:
     kernel's threads print; a kernel that is silent there is asked on shell, too. `questions` is where it answers.
     """
 
-    def __init__(self, connection: Connection, context: zmq.Context[Socket], author: Author, lease: int) -> None:
+    def __init__(self, side: KernelSide | InnerSide, author: Author, lease: int) -> None:
         self.lease = lease
-        self.side = KernelSide(connection, context)
+        self.side = side
         self.proven = False
         self._author = author
         self.questions = "control"
         self._asked: dict[str, tuple[str, str]] = {}  # ids of the relay's own requests not answered -> channel, type
         self._heard_reply = 0.0
         self._heard_iopub = False
-        self._stdin_connected = False
         self._probes = 0
         self._shell_question = ""
 
@@ -61,7 +58,7 @@ class KernelLink:
         frames = self._author.compose(msg_type, content or {})
         message_id = Message.header_of(frames).msg_id
         self._asked[message_id] = channel, msg_type
-        send(self.side.sockets[channel], frames)
+        self.side.send(channel, frames)
         return message_id
 
     def is_own(self, parent: Header) -> bool:
@@ -84,20 +81,21 @@ class KernelLink:
         """Something came on iopub: it is subscribed."""
         self._heard_iopub = True
 
-    def heard_stdin_monitor(self) -> None:
-        """The monitor of stdin has news."""
-        self._stdin_connected = self.side.stdin_is_connected() or self._stdin_connected
-
     def check(self) -> bool:
         """Whether the proof is complete now; it stays so."""
         if self._heard_reply and not self.proven:
-            heard_all = self._heard_iopub and self._stdin_connected
+            heard_all = self._heard_iopub and self.side.stdin_is_connected
             if not heard_all and time.monotonic() - self._heard_reply > GIVE_UP_IOPUB:
                 silent = "stdin" if self._heard_iopub else "iopub"
                 log.warning("This kernel answers requests, but its %s channel is silent; going on without it.", silent)
                 heard_all = True
             self.proven = heard_all
         return self.proven
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether what is sent now arrives, and what comes back is heard."""
+        return self.proven and self.side.is_connected
 
     @property
     def wants_status(self) -> bool:

@@ -88,7 +88,7 @@ class Ledger:
             self.replied(request)  # a kernel works off a request that it does not know, and sends no reply
         return len(self._all_in_flight())
 
-    def report(self, held: int, *, busy: bool = False) -> Kernel:
+    def report(self, held: int, *, busy: bool = False, lossless: bool = False) -> Kernel:
         """What the agent is told; `held` requests wait in the relay, `busy` with what an earlier relay forwarded."""
         is_used = bool(self.in_flight and self._all_in_flight() - self.small_talk)
         state = "starting" if not self.started else "busy" if busy or is_used else "idle"
@@ -100,6 +100,7 @@ class Ledger:
             queued=len(self.requests.keys() - self.small_talk) + held,
             waiting_for_input=self.input_for is not None,
             last_message=self.last_message,
+            lossless=lossless,
         )
 
     def _all_in_flight(self) -> set[str]:

@@ -91,6 +91,16 @@ def effect(message: Message, comms: CommJudge) -> Effect:
     return _EFFECTS.get(msg_type, Effect.WAKE)
 
 
+def effect_at_work(usual: Effect, channel: str) -> Effect:
+    """What a request does to a kernel that was saved in the middle of a cell: as if it were still at it.
+
+    It would not come to questions on shell before its cell has ended; and an interrupt is for that cell.
+    """
+    if usual is Effect.INTERRUPT:
+        return Effect.WAKE
+    return Effect.HOLD if usual is Effect.ANSWER and channel == "shell" else usual
+
+
 def is_silent(message: Message) -> bool:
     """Whether an execute_request wants no output of its own (a front end's, not a person's)."""
     return bool(message.content.get("silent", False))

@@ -26,7 +26,8 @@ class TorporProvisioner(LocalProvisioner):
         prepared: dict[str, Any] = await super().pre_launch(**kwargs)
         if not is_wrapped(prepared["cmd"]):
             manager: Any = self.parent
-            prepared["cmd"] = wrapped(prepared["cmd"], os.path.realpath(manager.connection_file))
+            file, metadata = os.path.realpath(manager.connection_file), manager.kernel_spec.metadata
+            prepared["cmd"] = wrapped(prepared["cmd"], file, metadata=metadata)
         return prepared
 
     async def kill(self, restart: bool = False) -> None:

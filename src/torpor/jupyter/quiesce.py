@@ -27,17 +27,14 @@ class Quiesce:
         self._answered = 0.0
         link.ask(link.questions, "comm_info_request")
         link.ask(link.questions, "kernel_info_request")
-        timers.set("quiesce", ANSWER_WITHIN, check)
+        timers.set("quiesce", COMMS_GRACE if link.side.lossless else ANSWER_WITHIN, check)
 
     def verdict(self, ledger: Ledger, held: HeldRequests) -> str | None:
         """A sentence why not; empty when nothing is in flight; None when that is not known yet."""
-        if ledger.input_for is not None:
-            return "A cell waits for input."
-        if ledger.in_flight:
-            return "The kernel is busy."
-        if held.wakes():
-            return "A request has just come in."
         now = time.monotonic()
+        if reason := _in_flight(ledger, held):
+            asks = self._link.side.lossless and self._link.is_waiting_for("comm_info_request")
+            return None if asks and now < self._asked + COMMS_GRACE else reason
         if self._link.is_waiting_for("kernel_info_request"):
             return None if now < self._asked + ANSWER_WITHIN else "The kernel does not answer."
         if self._link.is_waiting_for("comm_info_request"):
@@ -48,3 +45,11 @@ class Quiesce:
                 return None
         self._timers.cancel("quiesce")
         return ""
+
+
+def _in_flight(ledger: Ledger, held: HeldRequests) -> str:
+    if ledger.input_for is not None:
+        return "A cell waits for input."
+    if ledger.in_flight:
+        return "The kernel is busy."
+    return "A request has just come in." if held.wakes() else ""

@@ -17,38 +17,49 @@ from typing import Any
 
 import zmq
 
+from torpor.jupyter.absence import Absence
 from torpor.jupyter.agent_link import AgentLink, Gone, LinkEvent, Mailbox, OperationEnded, Progress, Seen, Unreachable
+from torpor.jupyter.bookmark import Bookmark, Mark
 from torpor.jupyter.claim import Claim
-from torpor.jupyter.connection import Connection
+from torpor.jupyter.connection import Connection, InnerHalf
 from torpor.jupyter.farewell import Farewell
 from torpor.jupyter.held import Held
+from torpor.jupyter.homeward import Homeward
+from torpor.jupyter.inner_side import InnerSide
 from torpor.jupyter.kernel_link import AGAIN_AFTER_REPLY, KernelLink
 from torpor.jupyter.ledger import Ledger
+from torpor.jupyter.loss import Loss
 from torpor.jupyter.memory import Memory
-from torpor.jupyter.policy import CommJudge, Effect, effect
+from torpor.jupyter.policy import CommJudge
 from torpor.jupyter.quiesce import Quiesce
 from torpor.jupyter.reporter import Reporter
-from torpor.jupyter.sockets import REQUEST_CHANNELS, ClientSide, receive_available, send
+from torpor.jupyter.sockets import AT_ONCE, REQUEST_CHANNELS, ClientSide, KernelSide, receive_available
+from torpor.jupyter.succession import Succession
 from torpor.jupyter.timers import Timers
 from torpor.jupyter.voice import Voice
 from torpor.jupyter.waking import AWAY, Waking
 from torpor.jupyter.wire import Author, Message, Signer
 from torpor.model import Kernel, State
 
-AT_ONCE = 64  # messages taken from one socket before the others have their turn
+RECONNECT = 0.02  # seconds between attempts to reach the inner half
 KILLED_WITHIN = 2.0  # seconds after an interrupt within which Jupyter kills a kernel that it wants anew
+RUNS = frozenset({State.RUNNING, State.CHECKPOINTING})
 OVER = frozenset({State.ENDED, State.FAILED})
 log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Serves one session until it is over. `inner` leads to the kernel, `clients` is already bound."""
+    """Serves one session until it is over. `inner` leads to the kernel, `clients` is already bound.
+
+    With an inner half the way to the kernel outlives hibernations; else it is made anew after each.
+    `farewell` knows how it ended, `waking` what waits for the kernel.
+    """
 
     def __init__(
         self,
         clients: ClientSide,
         outer: Connection,
-        inner: Connection,
+        inner: Connection | InnerHalf,
         agent: AgentLink,
         mailbox: Mailbox,
         claim: Claim,
@@ -64,18 +75,25 @@ class Relay:
         self._memory = Memory(claim.memory_file, outer)
         self._memory.load()
         self._ledger = Ledger()
+        self._homeward = Homeward(clients, self._voice, self._ledger, self._memory, self._author)
         self._comms = CommJudge()
         self._timers = Timers()
-        self._waking = Waking(agent, self._timers, self._voice)
+        self.waking = Waking(agent, self._timers, self._voice)
+        self._absence = Absence(
+            self.waking, self._voice, self._memory, self._ledger, self._comms, partial(self._end, 0)
+        )
+        self._loss = Loss(self._voice)
+        self._bookmark = Bookmark(claim.bookmark_file)
         self._reporter = Reporter(agent, self._timers, self._report)
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[], None]] = {}
         self._link: KernelLink | None = None
         self._live = False
         self._taken_over = False
+        self._mark: Mark | None = None  # where a relay that was killed has left its kernel
         self._session = Seen("", State.STARTING, -1)
         self._quiesce: Quiesce | None = None
-        self._farewell = Farewell(agent, self._timers)
+        self.farewell = Farewell(agent, self._timers)
         self._listen()
 
     def run(self, session: Seen, *, taken_over: bool) -> int:
@@ -83,11 +101,13 @@ class Relay:
 
         `taken_over` from an earlier relay: the kernel may still be busy with what that one forwarded.
         """
-        self._taken_over = taken_over
-        self._waking.has_notices = self._memory.knows_kernel
+        if taken_over:
+            self._taken_over = True
+            self._mark = Succession(self._clients, self._timers).begin(self._bookmark) if self._is_lossless else None
+        self.waking.has_notices = self._memory.knows_kernel
         self._agent.start(session.version)
         self._on_seen(session)
-        while self._farewell.exit_status is None:
+        while self.farewell.exit_status is None:
             for ready, _ in self._poller.poll(self._timers.milliseconds()):
                 handler = self._handlers.get(ready)
                 if handler:
@@ -95,18 +115,14 @@ class Relay:
             self._timers.run_due()
             self._reporter.tell()
         self._drain_kernel()
+        self._ledger.requests.clear()  # a kernel that died answers nothing: clients see that it is gone
         self._close_link()
-        return self._farewell.exit_status
+        return self.farewell.exit_status
 
     @property
-    def was_told_to_end(self) -> bool:
-        """Whether Jupyter ended this kernel, by a message or a signal."""
-        return self._farewell.started
-
-    @property
-    def session_is_kept(self) -> bool:
-        """Whether the session lives on after this relay."""
-        return self._farewell.kept
+    def kernel_has_answered(self) -> bool:
+        """Whether the kernel has answered at least once."""
+        return self._memory.knows_kernel
 
     def watch_signals(self, signals: socket.socket) -> None:
         """Takes signal numbers, one byte each, from this socket."""
@@ -128,136 +144,109 @@ class Relay:
             if self._live:
                 self._forward(channel, message)
             else:
-                self._while_away(channel, message)
+                self._absence.take(channel, message, at_work=self._sleeps_at_work)
 
     def _forward(self, channel: str, message: Message) -> None:
         assert self._link is not None
         self._ledger.forwarded(channel, message)
+        self._loss.tell(message)
         if message.header.msg_type == "shutdown_request":
-            self._farewell.expect()
-        send(self._link.side.sockets[channel], message.frames)
-
-    def _while_away(self, channel: str, message: Message) -> None:
-        match effect(message, self._comms):
-            case Effect.SHUTDOWN:
-                self._voice.shutdown(channel, message)
-                self._end(0)
-            case Effect.INTERRUPT:
-                self._voice.reply(channel, message, "interrupt_reply", {"status": "ok"})
-                self._waking.cancel_cells()
-            case Effect.ANSWER if answer := self._memory.answer(message):
-                self._voice.reply(channel, message, *answer)
-                self._ledger.replied(message.header.msg_id)
-                self._voice.state("busy" if self._waking.held.first_visible_cell() else "idle")
-            case what:
-                self._waking.hold(channel, message, wakes=what is Effect.WAKE)
+            self.farewell.expect()
+        self._link.side.send(channel, message.frames)
 
     def _on_subscription(self) -> None:
-        for frames in receive_available(self._clients.sockets["iopub"], AT_ONCE):
-            if frames[0].bytes[:1] == b"\x01":
-                self._voice.subscribed(frames[0].bytes[1:])
-
-    # What the kernel sends
-
-    def _on_replies(self, channel: str) -> None:
-        link = self._link
-        assert link is not None
-        for frames in receive_available(link.side.sockets[channel], AT_ONCE):
-            message = Message.parse(frames)
-            if message is None:
-                continue
-            if link.is_own(message.parent):
-                if self._signer.trusts(message):
-                    self._memory.learn(message, all_comms=True)
-                    link.answered(message)
-                continue
-            asked = None
-            if channel == "stdin":
-                self._ledger.asked_for_input(message.parent.msg_id)
-            else:
-                asked = self._ledger.replied(message.parent.msg_id)
-            self._pass_reply(channel, message, asked)
-        self._check_proof()
-
-    def _pass_reply(self, channel: str, reply: Message, asked: Message | None) -> None:
-        identities = reply.frames[: reply.delimiter] or (asked.identities if asked else [])
-        frames = reply.frames[reply.delimiter :]
-        if reply.header.msg_type in ("kernel_info_reply", "debug_reply", "usage_reply") and self._signer.trusts(reply):
-            self._memory.learn(reply)
-        elif reply.header.msg_type == "connect_reply":
-            frames = self._author.rewrite(reply, self._memory.ports())  # type: ignore[assignment]
-        send(self._clients.sockets[channel], [*identities, *frames])
-
-    def _on_published(self) -> None:
-        link = self._link
-        assert link is not None
-        for frames in receive_available(link.side.sockets["iopub"], AT_ONCE):
-            link.heard_iopub()
-            message = Message.parse(frames)
-            if message is not None:
-                if message.header.msg_type == "iopub_welcome":
-                    self._voice.kernel_welcomes()
-                    continue
-                if link.is_own(message.parent):
-                    continue
-                if message.header.msg_type == "status" and self._signer.trusts(message):
-                    self._ledger.published(message.parent.msg_id, str(message.content.get("execution_state")))
-            send(self._clients.sockets["iopub"], frames)
-        self._check_proof()
+        for topic in self._clients.subscriptions():
+            self._voice.subscribed(topic)
 
     # The way to the kernel
 
+    def _on_kernel(self, source: Any) -> None:
+        assert self._link is not None
+        for channel, frames in self._link.side.collect(source):
+            self._homeward.take(self._link, channel, frames)
+        self._check_link()
+
     def _open_link(self) -> None:
         self._close_link()
-        self._link = KernelLink(self._inner, self._clients.context, self._author, self._session.lease)
-        for channel in REQUEST_CHANNELS:
-            self._register(self._link.side.sockets[channel], partial(self._on_replies, channel))
-        self._register(self._link.side.sockets["iopub"], self._on_published)
-        self._register(self._link.side.monitor, self._on_monitor)
+        side = self._new_side()
+        self._link = KernelLink(side, self._author, self._session.lease)
+        for source in side.sources:
+            self._register(source, partial(self._on_kernel, source))
         if self._taken_over:
             self._link.ask_shell()
             self._taken_over = False
+        self._reconnect()
         self._probe()
 
-    def _on_monitor(self) -> None:
-        if self._link:
-            self._link.heard_stdin_monitor()
-            self._check_proof()
+    def _new_side(self) -> KernelSide | InnerSide:
+        if isinstance(self._inner, InnerHalf):
+            mark, self._mark = self._mark, None
+            return InnerSide(self._inner, self._bookmark, lambda: self._clients.subscribers, mark)
+        return KernelSide(self._inner, self._clients.context)
+
+    def _reconnect(self) -> None:
+        if self._link and self._session.state in RUNS:
+            self._link.side.connect()
+            if not self._link.side.is_connected:
+                self._timers.set("reconnect", RECONNECT, self._reconnect)
 
     def _probe(self) -> None:
         if self._link and not self._link.check():
             self._timers.set("probe", self._link.probe(), self._probe)
 
-    def _check_proof(self) -> None:
+    def _check_link(self) -> None:
+        """Goes on as far as the way to the kernel allows now."""
         link = self._link
-        if link is None or self._live or link.proven:
+        if link is None or self._session.state not in RUNS:
             self._finish_quiesce()
+        elif link.side.is_lost:
+            self._open_link()
+        elif not link.side.is_connected:
+            self._live = False
+            self._timers.set_if_unset("reconnect", RECONNECT, self._reconnect)
+        elif link.proven:
+            self._go_live()
         elif link.check():
             self._timers.cancel("probe")
             self._ledger.connected()
-            self._waking.has_notices = True
-            self._agent.answered(self._session.version)
+            self.waking.has_notices = True
             self._go_live()
         elif link.wants_status:
             self._timers.set_if_unset("soon", AGAIN_AFTER_REPLY, self._probe)
 
     def _go_live(self) -> None:
+        """Forwards from now on, and first what was held."""
+        if self._live:
+            return
         self._live = True
         self._quiesce = None
-        for held in self._waking.release():
+        self._agent.answered(self._session.version)
+        for held in self.waking.release():
             self._forward(held.channel, held.message)
+        if self.waking.is_interrupt_held:
+            self.waking.is_interrupt_held = False
+            self._agent.signal(signal.SIGINT)
+
+    def _leave_kernel(self) -> None:
+        """The kernel's process goes away. With an inner half nothing that is under way is lost."""
+        self._live = False
+        self._quiesce = None
+        if self._link and self._link.side.lossless:
+            self._link.side.disconnect()
+        else:
+            self._close_link()
 
     def _close_link(self) -> None:
         self._live = False
         self._quiesce = None
         self._timers.cancel("probe")
         if self._link:
-            for socket in (*self._link.side.sockets.values(), self._link.side.monitor):
-                self._unregister(socket)
+            for source in self._link.side.sources:
+                self._unregister(source)
             self._link.close()
             self._link = None
         lost = [Held(channel, message, wakes=False) for channel, message in self._ledger.requests.values()]
-        self._voice.fail(lost, "SessionInterrupted", "The session was taken away while this request was under way.")
+        self._voice.fail(lost, "SessionInterrupted", self._loss.reason)
         self._ledger.requests.clear()
 
     # What the agent says
@@ -269,58 +258,61 @@ class Relay:
     def _on_event(self, event: LinkEvent) -> None:
         match event:
             case Seen():
-                self._waking.reachable = True
+                self.waking.reachable = True
                 self._on_seen(event)
             case Progress():
-                self._waking.on_progress(event)
+                self.waking.on_progress(event)
             case OperationEnded(kind="resume", error=error):
-                self._waking.on_resume_ended(error)
+                self.waking.on_resume_ended(error)
             case OperationEnded():
-                self._farewell.on_operation_ended(event)
+                self.farewell.on_operation_ended(event)
             case Gone():
-                self._farewell.over(None)
+                self.farewell.over(None)
             case Unreachable():
-                self._waking.reachable = False
+                self.waking.reachable = False
 
     def _on_seen(self, session: Seen) -> None:
         self._session = session
-        self._farewell.session = self._waking.session = session
+        self.farewell.session = self.waking.session = session
         self._reporter.away = session.state in AWAY
         if session.state in OVER:
-            self._farewell.over(session.exit_status)
-        elif session.state in (State.RUNNING, State.CHECKPOINTING):
-            if self._link is None or self._link.lease != session.lease:
+            self.farewell.over(session.exit_status)
+        elif session.state in RUNS:
+            self._loss.seen(session)
+            self._quiesce = None
+            if self._link is None or (self._link.lease != session.lease and not self._link.side.lossless):
                 self._open_link()
-            elif self._link.proven and not self._live:
-                self._go_live()
+            else:
+                self._link.lease = session.lease
+                self._reconnect()
+                self._check_link()
         elif session.state is State.HIBERNATING:
             self._start_quiesce()
         elif session.state in AWAY or session.state is State.RESUMING:
-            self._close_link()
-            self._waking.consider()
+            self._leave_kernel()
+            self.waking.consider()
 
     def _start_quiesce(self) -> None:
         version = self._session.version
         if self._quiesce and self._quiesce.version == version:
             return
-        if self._link is None or not self._link.proven:
-            self._agent.quiesced(version, False, "The kernel is still starting.")
-            return
         self._live = False
+        if self._link is None or not self._link.proven:
+            self._agent.quiesced(version, False, "The kernel is still starting.", lossless=self._is_lossless)
+            return
         self._quiesce = Quiesce(version, self._link, self._timers, self._finish_quiesce)
         self._finish_quiesce()
 
     def _finish_quiesce(self) -> None:
         if self._quiesce is None or self._quiesce.told:
             return
-        verdict = self._quiesce.verdict(self._ledger, self._waking.held)
+        verdict = self._quiesce.verdict(self._ledger, self.waking.held)
         if verdict is None:
             return
-        if not verdict:
-            self._memory.save()
+        self._memory.save()
         self._quiesce.told = True
-        self._agent.quiesced(self._quiesce.version, not verdict, verdict)
-        if verdict:
+        self._agent.quiesced(self._quiesce.version, not verdict, verdict, lossless=self._is_lossless)
+        if verdict and not self._is_lossless:
             self._go_live()
 
     # Signals and the end
@@ -340,7 +332,9 @@ class Relay:
         if self._live:
             self._agent.signal(signal.SIGINT)
         else:
-            self._waking.cancel_cells()
+            self.waking.cancel_cells()
+            if self._sleeps_at_work:
+                self.waking.hold_interrupt()
 
     def _on_parent_gone(self, pidfd: int) -> None:
         self._unregister(pidfd)
@@ -348,28 +342,37 @@ class Relay:
         self._on_deserted()
 
     def _end(self, exit_status: int) -> None:
-        self._waking.given_up = True
-        self._farewell.end(exit_status)
+        self.waking.given_up = True
+        self.farewell.end(exit_status)
 
     def _on_deserted(self) -> None:
-        self._farewell.deserted(lambda: self._live and not self._ledger.in_flight)
+        self.farewell.deserted(lambda: self._live and not self._ledger.in_flight)
 
     def _drain_kernel(self) -> None:
         """The kernel has exited; what it sent last is still in the sockets."""
         if self._link is None:
             return
         last = zmq.Poller()
-        for channel in self._link.side.sockets.values():
-            last.register(channel, zmq.POLLIN)
+        for source in self._link.side.sources:
+            last.register(source, zmq.POLLIN)
         while ready := last.poll(50):
-            for channel, _ in ready:
-                self._handlers[channel]()
+            for source, _ in ready:
+                self._handlers[source]()
 
     # Plumbing
 
     def _report(self) -> Kernel:
         busy = self._link is not None and self._link.is_asking_shell
-        return self._ledger.report(len(self._waking.held), busy=busy)
+        return self._ledger.report(len(self.waking.held), busy=busy, lossless=self._is_lossless)
+
+    @property
+    def _is_lossless(self) -> bool:
+        return isinstance(self._inner, InnerHalf)
+
+    @property
+    def _sleeps_at_work(self) -> bool:
+        """Whether the kernel, which is away, was saved in the middle of something."""
+        return self._is_lossless and bool(self._ledger.in_flight)
 
     def _listen(self) -> None:
         for channel in REQUEST_CHANNELS:

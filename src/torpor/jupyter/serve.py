@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,13 +16,20 @@ from torpor.client import Client
 from torpor.errors import NotFound, TorporError, UsageError
 from torpor.jupyter.agent_link import AgentLink, AgentSession, Mailbox, Seen, SessionControl
 from torpor.jupyter.claim import Claim
-from torpor.jupyter.connection import Connection
+from torpor.jupyter.command import with_inner_half
+from torpor.jupyter.connection import Connection, InnerHalf
+from torpor.jupyter.inner import ENVIRONMENT, NOT_EXECUTABLE, NOT_FOUND
 from torpor.jupyter.relay import OVER, Relay
 from torpor.jupyter.sockets import ClientSide
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLACEHOLDER = "{connection_file}"
 LOG_TAIL = 4000  # bytes of a dead kernel's output that are shown
+AUTO, TCP = "auto", "tcp"
+NOT_WITH_IPC = (
+    "This kernel ended before it answered over Jupyter's ipc transport. It is started again with tcp, which means that "
+    'it is saved at quiet moments only. Its kernelspec can say so: "metadata": {"torpor": {"transport": "tcp"}}'
+)
 log = logging.getLogger(__name__)
 
 
@@ -34,12 +41,12 @@ class Sessions:
         self._name = name
         self._idle_after = idle_after
 
-    def start(self, argv: list[str], labels: dict[str, str]) -> tuple[Seen, SessionControl]:
-        """Starts the kernel as this user, here, with this environment."""
+    def start(self, argv: list[str], labels: dict[str, str], further: Mapping[str, str]) -> tuple[Seen, SessionControl]:
+        """Starts the kernel as this user, here, with this environment and `further` variables that it lacks."""
         facts = self._client.create_session(
             argv,
             cwd=os.getcwd(),
-            env={name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"},
+            env={**further, **{name: value for name, value in os.environ.items() if name != "JPY_PARENT_PID"}},
             name=self._name,
             labels=labels,
             idle_after=self._idle_after,
@@ -60,6 +67,10 @@ class Sessions:
         """Ends a session that nobody wants any more; its checkpoints are kept."""
         self._client.end(session, keep=True)
 
+    def remove(self, session: str) -> None:
+        """Forgets a session that is over and has saved nothing."""
+        self._client.remove(session)
+
     def last_words(self, session: str) -> bytes:
         """The end of what the kernel printed on its own streams."""
         tail = b""
@@ -68,10 +79,12 @@ class Sessions:
         return tail
 
 
-def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions) -> int:
+def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions, *, transport: str = AUTO) -> int:
     """Is the kernel of this connection file until its session is over; the answer is the exit status.
 
     `argv` starts the real kernel; `{connection_file}` or the file's own path in it becomes the inner connection file's.
+    `transport`: with "ipc" the kernel gets an inner half, so that it may be saved in the middle of anything; with "tcp"
+    it is saved at quiet moments only; "auto" is ipc, and then tcp if the kernel ends before it has ever answered.
     Raises UsageError for a bad connection file or command, AgentUnreachable when no agent answers.
     """
     signals = _catch_signals()
@@ -82,36 +95,79 @@ def serve_kernel(connection_file: Path, argv: Sequence[str], sessions: Sessions)
         try:
             if clients.bind():
                 outer.write(connection_file)
-            session, control, inner, taken_over = _session(claim, outer, command, sessions, connection_file)
-            mailbox = Mailbox()
-            relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
-            relay.watch_signals(signals)
-            _watch_parent(relay)
-            exit_status = relay.run(session, taken_over=taken_over)
-            if exit_status and not relay.was_told_to_end:
+            relay: Relay | None = None
+            while True:
+                session, control, inner, taken_over = _session(
+                    claim, outer, command, sessions, connection_file, lossless=transport != TCP
+                )
+                relay = _relay(clients, outer, inner, control, claim, relay)
+                relay.watch_signals(signals)
+                _watch_parent(relay)
+                exit_status = relay.run(session, taken_over=taken_over)
+                if transport != AUTO or isinstance(inner, Connection) or not _may_know_tcp_only(relay, exit_status):
+                    break
+                log.warning(NOT_WITH_IPC)
+                sessions.remove(session.id)
+                transport = TCP
+            if exit_status and not relay.farewell.started:
                 _show_last_words(sessions, session.id)
-            if not relay.session_is_kept:
+            if not relay.farewell.kept:
                 claim.remove()
         finally:
             clients.close()
     return exit_status
 
 
+def _relay(
+    clients: ClientSide,
+    outer: Connection,
+    inner: Connection | InnerHalf,
+    control: SessionControl,
+    claim: Claim,
+    earlier: Relay | None,
+) -> Relay:
+    mailbox = Mailbox()
+    relay = Relay(clients, outer, inner, AgentLink(control, mailbox), mailbox, claim)
+    if earlier:
+        relay.waking.held = earlier.waking.held
+    return relay
+
+
+def _may_know_tcp_only(relay: Relay, exit_status: int) -> bool:
+    """Whether a kernel that ended may run with another transport: it was there, and nobody has heard of it."""
+    was_there = exit_status not in (NOT_FOUND, NOT_EXECUTABLE)
+    return was_there and not relay.kernel_has_answered and not relay.farewell.started and not relay.farewell.kept
+
+
 def _session(
-    claim: Claim, outer: Connection, command: list[str], sessions: Sessions, connection_file: Path
-) -> tuple[Seen, SessionControl, Connection, bool]:
+    claim: Claim, outer: Connection, command: list[str], sessions: Sessions, connection_file: Path, *, lossless: bool
+) -> tuple[Seen, SessionControl, Connection | InnerHalf, bool]:
     predecessor = claim.predecessor()
     found = sessions.find(predecessor.session) if predecessor else None
     if predecessor and found and not predecessor.interrupted:
         claim.record(predecessor.session)
-        return *found, Connection.read(claim.kernel_file), True
+        return *found, _inner_of(claim), True
     if predecessor and found:
         sessions.end(predecessor.session)
-    inner = outer.inner()
-    inner.write(claim.kernel_file)
-    session, control = sessions.start(command, _labels(connection_file))
+    claim.inner_file.unlink(missing_ok=True)
+    further: Mapping[str, str] = {}
+    if lossless:
+        further = ENVIRONMENT
+        half = InnerHalf.choose()
+        half.write(claim.inner_file)
+        outer.inside(half).write(claim.kernel_file)
+        command = with_inner_half(command, claim.inner_file)
+    else:
+        outer.inner().write(claim.kernel_file)
+    session, control = sessions.start(command, _labels(connection_file), further)
     claim.record(session.id)
-    return session, control, inner, False
+    return session, control, _inner_of(claim), False
+
+
+def _inner_of(claim: Claim) -> Connection | InnerHalf:
+    if claim.inner_file.exists():
+        return InnerHalf.read(claim.inner_file)
+    return Connection.read(claim.kernel_file)
 
 
 def _with_inner_file(argv: Sequence[str], connection_file: Path, inner: Path) -> list[str]:

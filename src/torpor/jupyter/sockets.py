@@ -19,6 +19,7 @@ LINGER = 1000  # milliseconds for the last messages to leave, as kernels do
 RECONNECT = 20  # milliseconds between attempts to reach a kernel that does not listen yet
 BIND_PATIENCE = 10.0  # seconds for an earlier relay on the same ports to go
 BIND_INTERVAL = 0.05
+AT_ONCE = 64  # messages taken from one socket before the others have their turn
 
 Socket = zmq.Socket[bytes]
 
@@ -30,7 +31,12 @@ class ClientSide:
         self.context = zmq.Context()  # one for both sides: one thread less between a request and its reply
         self._heart_context = zmq.Context()
         self.sockets: dict[str, Socket] = {}
+        self.subscribers = 0  # subscriptions that there are now
         self._connection = connection
+        self._waits = False
+        self._expected = 0
+        self._unpublished: list[Sequence[bytes | zmq.Frame]] = []
+        self._late: list[tuple[str, Sequence[bytes | zmq.Frame]]] = []
 
     def bind(self) -> bool:
         """Binds all channels; True when ports were chosen here, because the connection file names none.
@@ -50,6 +56,65 @@ class ClientSide:
         Thread(target=_beat, args=(self.sockets.pop("hb"),), name="heartbeat", daemon=True).start()
         return chosen
 
+    def subscriptions(self) -> list[bytes]:
+        """Topics that clients have subscribed to since the last call."""
+        topics = []
+        for (frame,) in receive_available(self.sockets["iopub"], AT_ONCE):
+            said = frame.bytes
+            if said[:1] == b"\x01":
+                self.subscribers += 1
+                topics.append(said[1:])
+            elif said[:1] == b"\x00":
+                self.subscribers -= 1
+        return topics
+
+    def wait_for_clients(self, subscribers: int) -> None:
+        """From now on keeps what clients are not there for; they are on their way. `subscribers`: so many listen."""
+        self._waits = True
+        self._expected = subscribers
+
+    def stop_waiting(self) -> None:
+        """Clients that have not come have gone."""
+        self._waits = False
+        self._expected = 0
+        self.send_late()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether clients may be on their way."""
+        return self._waits
+
+    def publish(self, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends to all that listen."""
+        if self.subscribers < self._expected and len(self._unpublished) < CLIENT_BACKLOG:
+            self._unpublished.append(frames)
+        else:
+            self._publish_late()
+            send(self.sockets["iopub"], frames)
+
+    def reply(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends to the client that the first frame names. One that has gone misses it, as with any kernel."""
+        try:
+            send(self.sockets[channel], frames)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            if self._waits:
+                self._late.append((channel, frames))
+
+    def send_late(self) -> None:
+        """Sends what clients were not there for, as far as they are there now."""
+        if self.subscribers >= self._expected:
+            self._publish_late()
+        late, self._late = self._late, []
+        for channel, frames in late:
+            self.reply(channel, frames)
+
+    def _publish_late(self) -> None:
+        late, self._unpublished = self._unpublished, []
+        for frames in late:
+            send(self.sockets["iopub"], frames)
+
     def close(self) -> None:
         """Closes all channels after the last messages have left."""
         for socket in self.sockets.values():
@@ -61,10 +126,11 @@ class ClientSide:
         context = self._heart_context if channel == "hb" else self.context
         socket = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
         if channel == "iopub":
-            socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+            socket.setsockopt(zmq.XPUB_VERBOSER, 1)
             socket.setsockopt(zmq.SNDHWM, CLIENT_BACKLOG)
         else:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
         if self._connection.curve:
@@ -81,11 +147,18 @@ class KernelSide:
 
     Shell and stdin share one routing id, because the kernel asks for input on the id that the cell came with. The id
     is new for every life: a kernel that was restored may still hold the old one for a connection that is dead.
+    What is under way when the process ends is lost, so it may end at quiet moments only.
     """
+
+    lossless = False
+    is_connected = True  # as far as libzmq tells
+    is_lost = False
+    may_repeat = False
 
     def __init__(self, connection: Connection, context: zmq.Context[Socket]) -> None:
         identity = uuid.uuid4().hex.encode()
         self.sockets: dict[str, Socket] = {}
+        self.stdin_is_connected = False
         for channel in REQUEST_CHANNELS:
             socket = self._socket(connection, context, zmq.DEALER)
             socket.setsockopt(zmq.ROUTING_ID, identity)
@@ -98,10 +171,29 @@ class KernelSide:
         for channel, socket in self.sockets.items():
             socket.connect(connection.endpoint(channel))
 
-    def stdin_is_connected(self) -> bool:
-        """Reads the monitor, which is readable: whether the kernel can ask for input now."""
-        event = recv_monitor_message(self.monitor)
-        return bool(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    @property
+    def sources(self) -> list[Socket]:
+        """What to poll."""
+        return [*self.sockets.values(), self.monitor]
+
+    def collect(self, source: object) -> list[tuple[str, list[zmq.Frame]]]:
+        """Messages that have come from one source, each with its channel."""
+        if source is self.monitor:
+            event = recv_monitor_message(self.monitor)
+            self.stdin_is_connected |= event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            return []
+        channel = next(channel for channel, socket in self.sockets.items() if socket is source)
+        return [(channel, frames) for frames in receive_available(self.sockets[channel], AT_ONCE)]
+
+    def send(self, channel: str, frames: Sequence[bytes | zmq.Frame]) -> None:
+        """Sends a message, now or as soon as there is a connection."""
+        send(self.sockets[channel], frames)
+
+    def connect(self) -> None:
+        """Nothing to do: libzmq connects by itself."""
+
+    def disconnect(self) -> None:
+        """Nothing to do: these sockets are closed and made anew."""
 
     def close(self) -> None:
         """Closes the sockets; what they still held is dropped."""

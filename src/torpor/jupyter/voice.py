@@ -23,7 +23,7 @@ class Voice:
     def publish(self, msg_type: str, content: dict[str, Any], parent: bytes = b"{}") -> None:
         """Publishes on iopub; `parent` is the header that caused it."""
         frames = self._author.compose(msg_type, content, parent)
-        send(self._clients.sockets["iopub"], [PREFIX + msg_type.encode(), *frames])
+        self._clients.publish([PREFIX + msg_type.encode(), *frames])
 
     def reply(self, channel: str, request: Message, msg_type: str, content: dict[str, Any]) -> None:
         """Answers a request as kernels do: busy, reply, idle."""
@@ -81,4 +81,4 @@ class Voice:
 
     def _reply_only(self, channel: str, request: Message, msg_type: str, content: dict[str, Any]) -> None:
         frames = self._author.compose(msg_type, content, request.raw_header)
-        send(self._clients.sockets[channel], [*request.identities, *frames])
+        self._clients.reply(channel, [*request.identities, *frames])

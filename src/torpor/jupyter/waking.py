@@ -28,6 +28,7 @@ class Waking:
         self.reachable = True
         self.has_notices = False  # a kernel that starts for the first time says nothing, as without Torpor
         self.given_up = False  # the session is being ended
+        self.is_interrupt_held = False  # somebody interrupted a cell that the kernel was saved in the middle of
         self._agent = agent
         self._timers = timers
         self._voice = voice
@@ -44,7 +45,8 @@ class Waking:
         """Wakes a kernel that is away if somebody waits for it; called whenever one of the two may have changed."""
         if self.has_notices and self.held.first_visible_cell():
             self._timers.set_if_unset("notice", NOTICE_AFTER, self._show_notice)
-        if self.session.state in AWAY and self.held.wakes() and not self._resuming and not self.given_up:
+        is_wanted = (self.held.wakes() or self.is_interrupt_held) and not self.given_up
+        if self.session.state in AWAY and is_wanted and not self._resuming:
             self._resuming = True
             self._progress = None
             self._agent.operation("resume")
@@ -64,6 +66,11 @@ class Waking:
             return
         self._notice.clear()
         self._voice.fail(self.held.take(lambda held: held.wakes), "SessionNotResumed", str(error))
+
+    def hold_interrupt(self) -> None:
+        """Keeps an interrupt for the cell that the kernel was saved in, and wakes the kernel for it."""
+        self.is_interrupt_held = True
+        self.consider()
 
     def cancel_cells(self) -> None:
         """Interrupts cells that have not begun."""

@@ -137,6 +137,18 @@ class Author:
         parts = [self._encoder.encode(header), parent, b"{}", self._encoder.encode(content)]
         return [DELIMITER, self.signer.sign(parts), *parts]
 
+    def again(self, message: Message) -> list[zmq.Frame]:
+        """A message that may have come before, with another signature: clients refuse one that they have seen."""
+        header, parent, metadata, content = message.signed_parts
+        try:
+            noted = {**msgspec.json.decode(metadata, type=dict[str, Any]), "torpor": "again"}
+        except msgspec.MsgspecError:
+            noted = {"torpor": "again"}
+        parts = [header, parent, self._encoder.encode(noted), content]
+        start = message.frames[: message.delimiter + 1]
+        rest = message.frames[message.delimiter + 6 :]
+        return [*start, *(zmq.Frame(part) for part in (self.signer.sign(parts), *parts)), *rest]
+
     def rewrite(self, message: Message, content: dict[str, Any]) -> list[bytes]:
         """The message with another content, signed again; identities and buffers are left out."""
         header, parent, metadata, _ = message.signed_parts

@@ -51,7 +51,7 @@ class Context:
     @property
     def log(self) -> Path:
         """Where CRIU's log of a failed run is kept (root only)."""
-        return self.paths.state / "logs" / f"{self.session.id}-{self.operation.kind}.log"
+        return self.paths.logs / f"{self.session.id}-{self.operation.kind}.log"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,12 @@ class Done:
 
 
 class Transition(Protocol):
-    """One kind of transition. `steps` maps each step of the plan, except `record`, to what does it."""
+    """One kind of transition. `steps` maps each step of the plan, except `record`, to what does it.
+
+    `past_return` becomes true before what cannot be taken back: the tree is ended, or runs.
+    """
+
+    past_return: bool
 
     def steps(self) -> dict[str, Callable[[], None]]:
         """What to call for each step."""
@@ -80,7 +85,11 @@ class Transition(Protocol):
 
 
 def execute(context: Context, transition: Transition) -> None:
-    """Runs the plan. Raises the failure of a step after everything was undone and the registry says so."""
+    """Runs the plan. Raises the failure of a step after everything was undone and the registry says so.
+
+    After a failure past the point of no return nothing is undone, and the operation stays open: whoever finds its
+    worker gone looks at what is there, and concludes it as if the worker had been killed.
+    """
     operation, registry = context.operation, context.registry
     actions = transition.steps()
     try:
@@ -90,8 +99,11 @@ def execute(context: Context, transition: Transition) -> None:
             _pause(operation.kind, step)
         done = transition.record()
     except (TorporError, OSError) as failure:
-        transition.undo()
         error = _as_torpor_error(failure, context.session)
+        if transition.past_return:
+            logger.error("The %s of session %s failed at its end: %s", operation.kind, context.session.name, failure)
+            raise error from failure
+        transition.undo()
         registry.finish_operation(operation.id, "undone", operation.before, error=error.as_dict())
         raise error from failure
     registry.finish_operation(operation.id, "completed", done.state, result=done.result, **done.changes)

@@ -34,7 +34,7 @@ class FilesBack:
         self._paths, self._session, self._store, self._manifest = paths, session, store, manifest
         self._judged = verdict.judged
         self._made: list[tuple[bytes, int]] = []
-        self._nameless: set[bytes] = set()
+        self._nameless: dict[bytes, int] = {}
         self._expected: dict[bytes, tuple[int, int]] = {}
 
     def prepare(self, images: Path) -> None:

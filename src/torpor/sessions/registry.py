@@ -52,6 +52,7 @@ class Registry:
         """Opens or creates the file. Raises NewerFormat for a newer schema, StoreError when it cannot be read."""
         self._lock = threading.RLock()
         try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
             self._prepare(path)
@@ -177,7 +178,13 @@ class Registry:
     # The journal
 
     def begin_operation(
-        self, session_id: str, kind: OperationKind, steps: Sequence[str], *, checkpoint: str | None = None
+        self,
+        session_id: str,
+        kind: OperationKind,
+        steps: Sequence[str],
+        *,
+        checkpoint: str | None = None,
+        if_idle: bool = False,
     ) -> Operation:
         """Writes the plan and moves the session to the transitional state, at once or not at all.
 
@@ -197,6 +204,7 @@ class Registry:
                 started=time.time(),
                 before=session.state,
                 checkpoint=checkpoint,
+                if_idle=if_idle,
             )
             db.execute(
                 "INSERT INTO operations VALUES (?, ?, ?, NULL, ?)",

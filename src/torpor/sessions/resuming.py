@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from torpor.durations import spoken_duration
-from torpor.engine import affinity, filetree, images, interrupted, ports, private_mounts, procfs, terminals
+from torpor.engine import affinity, filetree, images, interrupted, places, ports, private_mounts, procfs, terminals
 from torpor.engine.files_kept import OBJECT
 from torpor.engine.home import Home
 from torpor.engine.keeper_client import KeeperClient, clear_exit_status, session_python
@@ -43,6 +43,7 @@ class Resuming:
         self._made: list[FilesBack] = []
         self._init: ProcessId | None = None
         self._token = 0
+        self.past_return = False
         self._inherited: list[int] = []
         self._home: Home | None = None
         self._window: tuple[int, tuple[int, int]] | None = None
@@ -192,6 +193,7 @@ class Resuming:
         with self._trusting():
             self._made.append(self._files)
             self._files.prepare(context.scratch)
+        places.guard(context.scratch, context.session.caller)
         extra = self._reattach()
         clear_exit_status(context.paths.session(context.session.id))
         self._restore = Restore(
@@ -215,8 +217,13 @@ class Resuming:
         self._init = ProcessId(pid, started, procfs.boot_id())
         context.note(self._init)
         context.registry.check_lease(context.session.id, self._token)
-        notes = tuple(self._files.notes)
-        context.registry.update_session(context.session.id, init=self._init, outside=False, notes=notes)
+        context.registry.update_session(
+            context.session.id,
+            init=self._init,
+            outside=False,
+            notes=tuple(self._files.notes),
+            lost=self._lost().get("lost"),
+        )
 
     def _run(self) -> None:
         """The session runs from here on: its state says so at once, so that its relay goes to work."""
@@ -224,6 +231,7 @@ class Resuming:
         assert self._init is not None
         context = self._context
         self._restore.let_go()
+        self.past_return = True
         self._restore = None
         if self._window is not None:
             termios.tcsetwinsize(*self._window)  # CRIU set the size that it had; it may have been changed meanwhile

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from torpor.engine import affinity, compat, filetree, images, preflight, procfs, terminals
+from torpor.engine import affinity, compat, filetree, images, places, preflight, procfs, terminals
 from torpor.engine.dump import Dump
 from torpor.engine.keeper_client import KeeperClient
 from torpor.engine.pagestream import PAGE, SEGMENT, SegmentPool
@@ -45,6 +45,7 @@ class Saving:
         self._hibernate = context.operation.kind is OperationKind.HIBERNATE
         self._id = "c-" + secrets.token_hex(6)
         self._writer = context.store.writer()
+        self.past_return = False
         self._dump: Dump | None = None
         self._files_begun: list[FilesSaved] = []
         self._committed = False
@@ -102,7 +103,8 @@ class Saving:
         self._writer.abort()
 
     def _quiesce(self) -> None:
-        """Waits until the relay says that no message is on its way; refuses while a cell runs."""
+        """Waits until the relay forwards nothing more. A cell that runs is a reason to refuse only where what is on
+        its way would be lost, or nobody wanted more than an idle kernel to be hibernated."""
         context = self._context
         give_up = time.monotonic() + QUIESCE_DEADLINE
         while True:
@@ -110,7 +112,7 @@ class Saving:
             if not session.relay_heard or time.time() - session.relay_heard > RELAY_SILENCE:
                 return
             if session.quiesced_version >= session.version:
-                if session.quiesced_ok:
+                if session.quiesced_ok or (session.quiesced_lossless and not context.operation.if_idle):
                     return
                 raise Conflict(
                     session.quiesced_reason or "The kernel is busy.",
@@ -174,6 +176,7 @@ class Saving:
             outside=context.session.outside,
         )
         self._shared_memory = self._dump.stream()
+        places.require_helpers(context.scratch)
         self._files.frozen(pin=self._hibernate)
         self._watch.lap("transfer")
         if not self._hibernate:
@@ -224,6 +227,7 @@ class Saving:
         tell_keeper(self._context.paths, lambda keeper: keeper.away(self._context.session.id, True))
         others = self._others()
         self._context.note(*others)  # these do not die with the first process, as they do in a namespace
+        self.past_return = True
         self._dump.end_tree(others)
         for process in (self._init, *others):
             wait_gone(process)

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from torpor import logs
 from torpor import paths as places
 from torpor.engine import private_mounts, procfs
 from torpor.engine.criu_binary import require_criu
+from torpor.engine.launcher import join_fresh_keyring
 from torpor.errors import TorporError
 from torpor.model import Operation, OperationKind, ProcessId
 from torpor.paths import Paths
@@ -33,9 +35,11 @@ PROGRESS_INTERVAL = 0.1  # seconds between two lines of one phase
 def main(operation_id: str) -> int:
     """Carries out one operation of the registry that `TORPOR_HOME` names. Raises nothing that is on record."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    logs.configure("warning")
     prepare_pause()
     os.umask(0o077)
     private_mounts.enter()
+    join_fresh_keyring()  # what CRIU restores inherits it
     paths = places.from_environment()
     registry = Registry(paths.database)
     registry.note_worker(operation_id, ProcessId(*procfs.identify(os.getpid()), procfs.boot_id()))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -202,6 +203,8 @@ def a_shell_on_a_terminal_of_the_sessions_own(folder: Path) -> Creature:
         assert termios.tcgetattr(slave)[3] & termios.ECHO == 0
         assert shell.poll() is None
         os.write(master, b"sleep 2000\n")
+        while os.tcgetpgrp(master) == shell.pid:  # what is typed before the job has the terminal may be lost
+            time.sleep(0.01)
         os.write(master, b"\x03")
         seen = b""
 
