@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -99,10 +99,18 @@ class Stage:
             )
         )
 
-    def begin(self, session: Session, kind: OperationKind, *, pause_after: str | None = None, **env: str) -> Worker:
-        """Plans an operation and starts its worker."""
+    def begin(
+        self,
+        session: Session,
+        kind: OperationKind,
+        *,
+        pause_after: str | None = None,
+        program: Sequence[str] = ("-m", "torpor.sessions.worker"),
+        **env: str,
+    ) -> Worker:
+        """Plans an operation and starts its worker; `program` is what Python runs as that."""
         operation = self.registry.begin_operation(session.id, kind, planner.steps(kind, session))
-        return Worker(self, operation, pause_after, env)
+        return Worker(self, operation, pause_after, program, env)
 
     def run(self, session: Session, kind: OperationKind) -> Operation:
         """A whole operation, which must be completed."""
@@ -148,7 +156,9 @@ class Stage:
 class Worker:
     """A worker started through the keeper."""
 
-    def __init__(self, stage: Stage, operation: Operation, pause_after: str | None, env: dict[str, str]) -> None:
+    def __init__(
+        self, stage: Stage, operation: Operation, pause_after: str | None, program: Sequence[str], env: dict[str, str]
+    ) -> None:
         self.operation = operation
         self._read, write = os.pipe()
         environment = {**os.environ, "TORPOR_HOME": str(stage.home), **env}
@@ -156,7 +166,7 @@ class Worker:
             environment[PAUSE_AFTER] = f"{operation.kind}:{pause_after}"
         null = os.open("/dev/null", os.O_RDONLY)
         log = os.open(stage.home / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        argv = [sys.executable, "-m", "torpor.sessions.worker", operation.id]
+        argv = [sys.executable, *program, operation.id]
         self.pid, self.start_time = stage.keeper.spawn(operation.id, argv, environment, null, write, log)
         self.pidfd = os.pidfd_open(self.pid)
         for descriptor in (null, log, write):
